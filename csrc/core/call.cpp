@@ -1,0 +1,257 @@
+// The call routine: gate, version bump, kernel in its thread state, checks on the result.
+#include "call.h"
+
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <optional>
+
+#include "gate.h"
+#include "results.h"
+#include "slot.h"
+
+namespace hotop {
+
+namespace {
+
+// What torch._C._AutoDispatchBelowAutograd does, without leaving this function.
+class BelowAutograd {
+ public:
+  explicit BelowAutograd(bool active) {
+    if (HOTOP_UNLIKELY(!active)) return;
+    tls_ = &c10::impl::raw_local_dispatch_key_set;
+    const c10::DispatchKeySet excluded = tls_->excluded();
+    added_ = c10::autograd_dispatch_keyset - excluded;
+    tls_->set_excluded(excluded | added_);
+  }
+  ~BelowAutograd() {
+    if (HOTOP_LIKELY(tls_ != nullptr)) tls_->set_excluded(tls_->excluded() - added_);
+  }
+  BelowAutograd(const BelowAutograd&) = delete;
+  BelowAutograd& operator=(const BelowAutograd&) = delete;
+
+ private:
+  c10::impl::PODLocalDispatchKeySet* tls_ = nullptr;
+  c10::DispatchKeySet added_;
+};
+
+// The kernel runs without the device contexts that led to it.
+class StashedModes {
+ public:
+  StashedModes() : saved_(at::impl::PythonTorchFunctionTLS::get_state()) {
+    for (int64_t left = at::impl::PythonTorchFunctionTLS::stack_len(); left > 0; --left) {
+      at::impl::PythonTorchFunctionTLS::pop_stack();
+    }
+  }
+  ~StashedModes() { at::impl::PythonTorchFunctionTLS::set_state(saved_); }
+  StashedModes(const StashedModes&) = delete;
+  StashedModes& operator=(const StashedModes&) = delete;
+
+ private:
+  at::impl::PythonTorchFunctionTLS saved_;
+};
+
+HOTOP_INLINE void bump_version(PyObject* tensor) {
+  const at::Tensor& variable = THPVariable_Unpack(tensor);
+  if (!variable.is_inference()) variable.unsafeGetTensorImpl()->bump_version();
+}
+
+void bump_versions(const Plan& plan, const Call& call) {
+  for (const int position : plan.mutated_positions) {
+    if (position >= call.count) break;
+    PyObject* value = call.values[position];
+    if (value == nullptr || value == Py_None) continue;
+    if (plan.arguments[position].kind == Kind::Tensor) {
+      bump_version(value);
+      continue;
+    }
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(value); ++i) {
+      PyObject* element = PyList_GET_ITEM(value, i);
+      if (element != Py_None) bump_version(element);
+    }
+  }
+}
+
+bool stands_for_default(const Argument& argument, PyObject* value) {
+  return value == nullptr || (argument.default_value &&
+                              equals_default(argument.kind, value, argument.default_value.get()));
+}
+
+// PyTorch drops trailing values that equal the schema's default before it calls a kernel.
+HOTOP_INLINE int without_trailing_defaults(const Plan& plan, const Call& call) {
+  int count = call.count < plan.positional_count ? call.count : plan.positional_count;
+  while (count > 0 && plan.arguments[count - 1].default_value &&
+         stands_for_default(plan.arguments[count - 1], call.values[count - 1])) {
+    --count;
+  }
+  return count;
+}
+
+// Keyword-only values go behind the positional ones, those that equal a default left out.
+PyRef pack_keywords(const Plan& plan, Call* call, int positional) {
+  const int first = plan.positional_count;
+  int kept = 0;
+  for (int i = first; i < call->count; ++i) {
+    kept += !stands_for_default(plan.arguments[i], call->values[i]);
+  }
+  if (kept == 0) return PyRef();
+  auto names = PyRef::steal(PyTuple_New(kept));
+  if (!names) return names;
+  int place = 0;
+  for (int i = first; i < call->count; ++i) {
+    PyObject* value = call->buffer[1 + i];
+    if (stands_for_default(plan.arguments[i], value)) continue;
+    PyObject* name = plan.arguments[i].name.get();
+    Py_INCREF(name);
+    PyTuple_SET_ITEM(names.get(), place, name);
+    call->buffer[1 + positional + place++] = value;
+  }
+  return names;
+}
+
+enum class Aliasing : uint8_t { None, Found, Unclear };
+
+bool aliases_input(const Plan& plan, const Call& call, const c10::StorageImpl* storage) {
+  if (storage == nullptr) return false;
+  for (const int position : plan.tensor_positions) {
+    if (position >= call.count) break;
+    PyObject* value = call.values[position];
+    if (value == nullptr || value == Py_None) continue;
+    if (plan.arguments[position].kind == Kind::Tensor) {
+      if (storage_of(value) == storage) return true;
+      continue;
+    }
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(value); ++i) {
+      PyObject* element = PyList_GET_ITEM(value, i);
+      if (THPVariable_Check(element) && storage_of(element) == storage) return true;
+    }
+  }
+  return false;
+}
+
+// The storages of the outputs seen so far; more than fit are left to the slow check.
+struct OutputStorages {
+  static constexpr int kMax = 32;
+  const c10::StorageImpl* seen[kMax];
+  int count = 0;
+
+  bool add(const Plan& plan, const Call& call, PyObject* tensor) {
+    const c10::StorageImpl* storage = storage_of(tensor);
+    if (storage == nullptr) return true;
+    for (int i = 0; i < count; ++i) {
+      if (seen[i] == storage) return false;
+    }
+    if (count == kMax || aliases_input(plan, call, storage)) return false;
+    seen[count++] = storage;
+    return true;
+  }
+};
+
+// True when the value is exactly what PyTorch would hand on, and aliases nothing.
+bool is_common_return(const Plan& plan, const Call& call, Kind kind, PyObject* value,
+                      OutputStorages* storages) {
+  switch (kind) {
+    case Kind::Tensor:
+      return is_exact_tensor(value) && storages->add(plan, call, value);
+    case Kind::TensorList:
+      // A list that somebody else holds must be copied.
+      if (!PyList_CheckExact(value) || Py_REFCNT(value) != 1) return false;
+      for (Py_ssize_t i = 0; i < PyList_GET_SIZE(value); ++i) {
+        PyObject* element = PyList_GET_ITEM(value, i);
+        if (!is_exact_tensor(element) || !storages->add(plan, call, element)) return false;
+      }
+      return true;
+    case Kind::Int:
+    case Kind::Float:
+    case Kind::Bool:
+      return fits_as_is(kind, value);
+    default:
+      return false;
+  }
+}
+
+bool is_common_result(const Plan& plan, const Call& call, PyObject* result) {
+  if (plan.return_shape == ReturnShape::None) return result == Py_None;
+  switch (plan.obligation) {
+    case Obligation::Inplace:
+      return call.count > 0 && result == call.values[0];
+    case Obligation::NoAlias: {
+      OutputStorages storages;
+      if (plan.return_shape == ReturnShape::One) {
+        return is_common_return(plan, call, plan.return_kinds[0], result, &storages);
+      }
+      const auto size = static_cast<Py_ssize_t>(plan.return_kinds.size());
+      if (!PyTuple_CheckExact(result) || PyTuple_GET_SIZE(result) != size) return false;
+      for (Py_ssize_t i = 0; i < size; ++i) {
+        if (!is_common_return(plan, call, plan.return_kinds[i], PyTuple_GET_ITEM(result, i),
+                              &storages)) {
+          return false;
+        }
+      }
+      return true;
+    }
+    case Obligation::Out: {
+      if (plan.return_shape == ReturnShape::One) {
+        return result == call.values[plan.mutated_positions[0]];
+      }
+      if (!PyTuple_CheckExact(result)) return false;
+      const size_t size = plan.return_kinds.size();
+      if (PyTuple_GET_SIZE(result) != static_cast<Py_ssize_t>(size)) return false;
+      for (size_t i = 0; i < size; ++i) {
+        if (PyTuple_GET_ITEM(result, i) != call.values[plan.mutated_positions[i]]) return false;
+      }
+      return true;
+    }
+    case Obligation::View:
+      return false;
+  }
+  return false;
+}
+
+}  // namespace
+
+PyObject* call_direct(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
+  auto* slot = reinterpret_cast<Slot*>(self);
+  Plan& plan = *reinterpret_cast<PlanObject*>(slot->plan)->plan;
+  Call call;
+  Verdict verdict;
+  if (HOTOP_UNLIKELY(
+          !prepare(plan, &call, args, PyVectorcall_NARGS(nargsf), kwnames, &verdict))) {
+    return PyErr_Occurred() ? nullptr : call_pytorch(slot, args, nargsf, kwnames);
+  }
+  const int positional = without_trailing_defaults(plan, call);
+  PyRef keywords;
+  PyObject* const* outgoing = call.values;
+  PyObject* saved_values[kMaxArguments];
+  if (HOTOP_UNLIKELY(call.count > plan.positional_count)) {
+    // The kernel's argument vector is packed; the checks still need values by position.
+    for (int i = 0; i < call.count; ++i) saved_values[i] = call.values[i];
+    keywords = pack_keywords(plan, &call, positional);
+    if (PyErr_Occurred()) return nullptr;
+    call.values = saved_values;
+    outgoing = call.buffer + 1;
+  }
+  // The word in front of our own buffer is ours to lend; the caller's only if it lent it to us.
+  const size_t lent =
+      outgoing == call.buffer + 1 ? PY_VECTORCALL_ARGUMENTS_OFFSET
+                                  : nargsf & PY_VECTORCALL_ARGUMENTS_OFFSET;
+  Kernel* kernel = call.kernel;
+  auto function = PyRef::borrow(kernel->function.get());
+  ++plan.direct_calls;
+  PyObject* result = nullptr;
+  {
+    BelowAutograd below(call.route->below_autograd);
+    if (call.route->bumps_versions) bump_versions(plan, call);
+    if (HOTOP_UNLIKELY(call.stash_modes)) {
+      StashedModes without_modes;
+      result = PyObject_Vectorcall(function.get(), outgoing, positional | lent, keywords.get());
+    } else {
+      result = PyObject_Vectorcall(function.get(), outgoing, positional | lent, keywords.get());
+    }
+    if (HOTOP_UNLIKELY(result == nullptr)) return nullptr;
+    if (HOTOP_LIKELY(is_common_result(plan, call, result))) return result;
+    return finish_uncommon(plan, kernel, outgoing, positional, keywords.get(), result);
+  }
+}
+
+}  // namespace hotop

@@ -1,0 +1,239 @@
+// The gate: binds a call's values and proves, or fails to prove, that one known kernel would run.
+#include "gate.h"
+
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/record_function.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/PyInterpreter.h>
+
+#include "python_compat.h"
+#include "torch_compat.h"
+
+namespace hotop {
+
+namespace {
+
+PyInterpreterState* interpreter = nullptr;
+PyObject* device_context_type = nullptr;  // torch.utils._device.DeviceContext
+PyObject* get_frame_callback = nullptr;   // torch._C._dynamo.eval_frame.get_eval_frame_callback
+
+HOTOP_COLD bool refuse(Verdict* verdict, Reason reason, int position = -1) {
+  verdict->reason = reason;
+  verdict->position = position;
+  return false;
+}
+
+// Puts keywords into their schema positions. Interned names match by pointer.
+bool bind_keywords(const Plan& plan, Call* call, PyObject* const* args, Py_ssize_t nargs,
+                   PyObject* kwnames, Verdict* verdict) {
+  const int total = static_cast<int>(plan.arguments.size());
+  PyObject** values = call->buffer + 1;
+  int end = static_cast<int>(nargs);
+  for (int i = 0; i < end; ++i) values[i] = args[i];
+  for (int i = end; i < total; ++i) values[i] = nullptr;
+  const Py_ssize_t keyword_count = PyTuple_GET_SIZE(kwnames);
+  int guess = end;  // keywords mostly come in the order of the schema
+  for (Py_ssize_t k = 0; k < keyword_count; ++k) {
+    PyObject* name = PyTuple_GET_ITEM(kwnames, k);
+    int position = -1;
+    for (int step = 0, i = guess < total ? guess : 0; step < total; ++step) {
+      if (plan.arguments[i].name.get() == name) {
+        position = i;
+        break;
+      }
+      if (++i == total) i = 0;
+    }
+    for (int i = 0; position < 0 && i < total; ++i) {
+      if (PyUnicode_Compare(plan.arguments[i].name.get(), name) == 0) position = i;
+    }
+    if (HOTOP_UNLIKELY(position < 0)) return refuse(verdict, Reason::UnknownKeyword);
+    if (HOTOP_UNLIKELY(values[position] != nullptr)) {
+      return refuse(verdict, Reason::RepeatedArgument, position);
+    }
+    values[position] = args[nargs + k];
+    guess = position + 1;
+    if (guess > end) end = guess;
+  }
+  call->values = values;
+  call->count = end;
+  call->by_schema = true;
+  return true;
+}
+
+// Gaps that keywords left: a default in the middle is passed, as PyTorch does.
+bool fill_gaps(const Plan& plan, Call* call, Verdict* verdict) {
+  const int total = static_cast<int>(plan.arguments.size());
+  for (int i = 0; i < total; ++i) {
+    if (call->buffer[1 + i] != nullptr) continue;
+    const Argument& argument = plan.arguments[i];
+    if (!argument.default_value) return refuse(verdict, Reason::MissingArgument, i);
+    if (i >= call->count || i >= plan.positional_count) continue;
+    PyObject* value = argument.default_value.get();
+    if (PyList_CheckExact(value)) {  // a kernel may change the list that it is given
+      value = PyList_GetSlice(value, 0, PyList_GET_SIZE(value));
+      if (value == nullptr) return false;
+      call->owned[call->owned_count++] = value;
+    }
+    call->buffer[1 + i] = value;
+  }
+  return true;
+}
+
+bool check_tail(const Plan& plan, Call* call, int position, TensorFacts* facts, Verdict* verdict) {
+  for (const int count = call->count; position < count; ++position) {
+    PyObject* value = call->values[position];
+    if (value == nullptr) continue;
+    const Argument& argument = plan.arguments[position];
+    if (value == Py_None && argument.optional) continue;
+    if (argument.kind == Kind::Tensor) {
+      if (HOTOP_UNLIKELY(!is_exact_tensor(value))) return refuse(verdict, Reason::Value, position);
+      facts->add(value);
+      continue;
+    }
+    if (HOTOP_LIKELY(fits_as_is(argument.kind, value))) continue;
+    const Fit fit = fit_by_conversion(argument.kind, &value, facts);
+    if (fit == Fit::AsIs) continue;
+    if (fit == Fit::Replaced) {
+      call->replace(position, value);
+      continue;
+    }
+    return refuse(verdict, Reason::Value, position);
+  }
+  return true;
+}
+
+struct GradFacts {
+  int requires_grad = -1;  // position of the first such argument
+  int tangent = -1;
+};
+
+HOTOP_COLD GradFacts grad_facts(const Plan& plan, const Call& call) {
+  GradFacts facts;
+  const auto look = [&](PyObject* tensor, int position) {
+    const auto* meta = impl_of(tensor)->autograd_meta();
+    if (meta == nullptr) return;
+    if (facts.requires_grad < 0 && meta->requires_grad()) facts.requires_grad = position;
+    if (facts.tangent < 0 && has_tangent(meta)) facts.tangent = position;
+  };
+  for (const int position : plan.tensor_positions) {
+    if (position >= call.count) break;
+    PyObject* value = call.values[position];
+    if (value == nullptr || value == Py_None) continue;
+    if (plan.arguments[position].kind == Kind::Tensor) {
+      look(value, position);
+      continue;
+    }
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(value); ++i) {
+      PyObject* element = PyList_GET_ITEM(value, i);
+      if (element != Py_None) look(element, position);
+    }
+  }
+  return facts;
+}
+
+HOTOP_INLINE bool still_stands(const Route& route) {
+  for (int i = 0; i < route.station_count; ++i) {
+    if (kernel_functor(*route.stations[i].entry).get() != route.stations[i].expected) return false;
+  }
+  return true;
+}
+
+HOTOP_INLINE const Route* known_route(Plan& plan, uint64_t keys) {
+  for (Route& route : plan.routes) {
+    if (route.keys == keys && route.station_count > 0) return &route;
+  }
+  return nullptr;
+}
+
+// Device contexts only pass calls on; a mode is off inside its own handler, so the kernel runs
+// without them.
+HOTOP_COLD bool only_device_contexts() {
+  const int64_t depth = at::impl::PythonTorchFunctionTLS::stack_len();
+  for (int64_t i = 0; i < depth; ++i) {
+    PyObject* mode =
+        at::impl::PythonTorchFunctionTLS::get_stack_at(i)->ptr(getPyInterpreter());
+    if (reinterpret_cast<PyObject*>(Py_TYPE(mode)) != device_context_type) return false;
+  }
+  return true;
+}
+
+// Another thread may be the one that compiles; this asks about ours.
+HOTOP_COLD bool thread_has_frame_callback() {
+  auto callback = PyRef::steal(PyObject_CallNoArgs(get_frame_callback));
+  if (!callback) PyErr_Clear();
+  return callback.get() != Py_None;
+}
+
+}  // namespace
+
+bool prepare(Plan& plan, Call* call, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames,
+             Verdict* verdict) {
+  if (HOTOP_UNLIKELY(!plan.live)) return refuse(verdict, Reason::NoPlan);
+  if (HOTOP_LIKELY(kwnames == nullptr)) {
+    if (HOTOP_UNLIKELY(nargs < plan.required_count || nargs > plan.positional_count)) {
+      return refuse(verdict, Reason::ArgumentCount);
+    }
+    call->values = args;
+    call->count = static_cast<int>(nargs);
+  } else {
+    if (nargs > plan.positional_count) return refuse(verdict, Reason::ArgumentCount);
+    if (!bind_keywords(plan, call, args, nargs, kwnames, verdict) ||
+        !fill_gaps(plan, call, verdict)) {
+      return false;
+    }
+  }
+
+  TensorFacts facts;
+  const int plain = call->count < plan.plain_tensors ? call->count : plan.plain_tensors;
+  for (int i = 0; i < plain; ++i) {
+    PyObject* value = call->values[i];
+    if (HOTOP_UNLIKELY(!is_exact_tensor(value))) return refuse(verdict, Reason::Value, i);
+    facts.add(value);
+  }
+  if (plain < call->count && !check_tail(plan, call, plain, &facts, verdict)) return false;
+
+  const c10::DispatchKeySet keys = dispatch_keys(plan, facts.keys);
+  const Route* route = known_route(plan, keys.raw_repr());
+  if (HOTOP_UNLIKELY(route == nullptr || !still_stands(*route))) {
+    route = find_route(plan, keys, &verdict->key);
+    if (route == nullptr) return refuse(verdict, Reason::DispatchKey);
+  }
+  call->kernel = route->kernel;
+  if (HOTOP_UNLIKELY(route->selects_backend)) {
+    PyObject* device = plan.device_position >= 0 && plan.device_position < call->count
+                           ? call->values[plan.device_position]
+                           : nullptr;
+    const bool is_device = device != nullptr && Py_IS_TYPE(device, &THPDeviceType);
+    call->kernel = is_device ? kernel_for_device(plan, device) : nullptr;
+    if (call->kernel == nullptr) return refuse(verdict, Reason::BackendSelect);
+  }
+  if (facts.any_autograd_meta && route->below_autograd) {
+    const GradFacts grad = grad_facts(plan, *call);
+    if (grad.tangent >= 0) return refuse(verdict, Reason::Tangent, grad.tangent);
+    if (grad.requires_grad >= 0 && c10::GradMode::is_enabled()) {
+      return refuse(verdict, Reason::RequiresGrad, grad.requires_grad);
+    }
+  }
+  if (HOTOP_UNLIKELY(at::hasCallbacks())) return refuse(verdict, Reason::Profiler);
+  if (HOTOP_UNLIKELY(at::impl::torch_function_mode_enabled())) {
+    if (!only_device_contexts()) return refuse(verdict, Reason::FunctionMode);
+    call->stash_modes = true;
+  }
+  if (HOTOP_UNLIKELY(frame_evaluator_replaced(interpreter)) && thread_has_frame_callback()) {
+    return refuse(verdict, Reason::DynamoCallback);
+  }
+  call->route = route;
+  return true;
+}
+
+bool load_gate_objects() {
+  interpreter = PyInterpreterState_Get();
+  auto device = PyRef::steal(PyImport_ImportModule("torch.utils._device"));
+  auto dynamo = PyRef::steal(PyImport_ImportModule("torch._C._dynamo.eval_frame"));
+  if (!device || !dynamo) return false;
+  device_context_type = PyObject_GetAttrString(device.get(), "DeviceContext");
+  get_frame_callback = PyObject_GetAttrString(dynamo.get(), "get_eval_frame_callback");
+  return device_context_type != nullptr && get_frame_callback != nullptr;
+}
+
+}  // namespace hotop

@@ -1,0 +1,75 @@
+// The gate: binds a call's values and proves, or fails to prove, that one known kernel would run.
+#pragma once
+
+#include <Python.h>
+
+#include "plan.h"
+#include "values.h"
+
+namespace hotop {
+
+// Why a call is PyTorch's. The texts are in explain.cpp.
+enum class Reason : uint8_t {
+  Direct,
+  NoPlan,
+  ArgumentCount,
+  UnknownKeyword,
+  RepeatedArgument,
+  MissingArgument,
+  Value,
+  RequiresGrad,
+  Tangent,
+  DispatchKey,
+  BackendSelect,
+  FunctionMode,
+  Profiler,
+  DynamoCallback,
+};
+
+struct Verdict {
+  Reason reason = Reason::Direct;
+  int position = -1;                             // of the argument, where one is to blame
+  c10::DispatchKey key = c10::DispatchKey::Undefined;  // where the walk left the known road
+};
+
+// One call on its way. Lives on the C stack; values are borrowed unless listed in `owned`.
+struct Call {
+  PyObject* const* values;  // by schema position; null: not given
+  int count;                // positions [0, count) are present in `values`
+  bool by_schema;           // `values` is `buffer + 1`, with keywords put in their places
+  bool stash_modes;         // device contexts are active: the kernel runs without them
+  int owned_count;
+  const Route* route;
+  Kernel* kernel;
+  PyObject* owned[kMaxArguments];
+  PyObject* buffer[kMaxArguments + 1];  // one spare word in front, as the vectorcall protocol likes
+
+  Call() : count(0), by_schema(false), stash_modes(false), owned_count(0) {}
+  ~Call() {
+    while (HOTOP_UNLIKELY(owned_count > 0)) Py_DECREF(owned[--owned_count]);
+  }
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+
+  void replace(int position, PyObject* fresh) {
+    owned[owned_count++] = fresh;
+    own_buffer();
+    buffer[1 + position] = fresh;
+  }
+
+  // From here on `values` may be written to.
+  void own_buffer() {
+    if (values == buffer + 1) return;
+    for (int i = 0; i < count; ++i) buffer[1 + i] = values[i];
+    values = buffer + 1;
+  }
+};
+
+// True: call `call->kernel`. False: PyTorch's call, or an error when PyErr_Occurred().
+bool prepare(Plan& plan, Call* call, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames,
+             Verdict* verdict);
+
+// The Python objects that the gate compares against; taken from torch at import.
+bool load_gate_objects();
+
+}  // namespace hotop

@@ -1,0 +1,126 @@
+// The plan of an operator: its schema flattened once, and the kernels that may be called directly.
+#pragma once
+
+#include <Python.h>
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "py_ref.h"
+
+namespace hotop {
+
+constexpr int kMaxArguments = 64;  // the dispatcher's own limit
+
+// What a value must be. `Other` is never called directly.
+enum class Kind : uint8_t {
+  Tensor,
+  Int,
+  Float,
+  Bool,
+  Str,
+  Scalar,
+  Dtype,
+  Layout,
+  MemoryFormat,
+  Device,
+  TensorList,
+  OptionalTensorList,
+  IntList,
+  FloatList,
+  BoolList,
+  ScalarList,
+  Other,
+};
+
+struct Argument {
+  PyRef name;           // interned
+  PyRef default_value;  // null when the argument is required
+  Kind kind = Kind::Other;
+  bool optional = false;  // None is a value of its type
+};
+
+// How a kernel that hotop knows takes part in PyTorch's walk through the dispatcher.
+enum class Role : uint8_t { Autograd, VersionBump, BackendSelect, Backend };
+
+struct Kernel {
+  Role role;
+  // Weak, so that a destroyed kernel's address is not taken for a new one's.
+  c10::weak_intrusive_ptr<c10::OperatorKernel> functor;
+  const c10::OperatorKernel* address;
+  PyRef function;     // Backend only: what to call
+  PyRef device_type;  // Backend only: str, or None for the default kernel
+};
+
+// One proven walk: for this key set the dispatcher would end in `kernel`.
+struct Route {
+  struct Station {
+    const c10::KernelFunction* entry;
+    const c10::OperatorKernel* expected;
+  };
+  uint64_t keys = 0;
+  Kernel* kernel = nullptr;
+  uint8_t station_count = 0;
+  bool below_autograd = false;
+  bool bumps_versions = false;
+  bool selects_backend = false;
+  Station stations[4];
+};
+
+enum class ReturnShape : uint8_t { None, One, Tuple };
+enum class Obligation : uint8_t { NoAlias, View, Inplace, Out };
+
+struct Plan {
+  explicit Plan(c10::OperatorHandle handle) : handle(std::move(handle)) {}
+
+  c10::OperatorHandle handle;
+  const c10::impl::OperatorEntry* entry = nullptr;
+  bool live = false;  // false: never direct (kind unknown, or the definition is gone)
+
+  std::vector<Argument> arguments;
+  std::vector<uint8_t> tensor_positions;  // every argument that can hold Tensors
+  std::vector<uint8_t> mutated_positions;
+  std::vector<Kind> return_kinds;
+  int positional_count = 0;  // arguments before the keyword-only ones
+  int required_count = 0;    // shortest call that could be complete
+  int plain_tensors = 0;     // leading arguments that are all `Tensor`
+  int device_position = -1;
+  ReturnShape return_shape = ReturnShape::None;
+  Obligation obligation = Obligation::NoAlias;
+
+  std::deque<Kernel> kernels;  // addresses stay valid
+  Route routes[4];
+  unsigned next_route = 0;
+  uint64_t direct_calls = 0;
+
+  // refuse(device_type, args, kwargs, result): PyTorch's checks on a result, in Python.
+  PyRef check_result;
+  std::string unsupported;  // why `live` is false from the start
+};
+
+struct PlanObject {
+  PyObject_HEAD
+  Plan* plan;
+};
+
+extern PyTypeObject* PlanType;
+
+// Registers the Plan type in the module.
+bool add_plan_type(PyObject* module);
+
+// The walk of `keys` through the dispatcher, remembered in the plan. Null when it would not end in
+// a known kernel; then `*stop` is the key where it leaves the known road.
+const Route* find_route(Plan& plan, c10::DispatchKeySet keys, c10::DispatchKey* stop);
+
+// Keys of this call as the dispatcher computes them, from the union of the arguments' key sets.
+c10::DispatchKeySet dispatch_keys(const Plan& plan, c10::DispatchKeySet arguments);
+
+// The kernel that a BackendSelect would choose for this device; null when PyTorch must decide.
+Kernel* kernel_for_device(Plan& plan, PyObject* device);
+
+}  // namespace hotop

@@ -1,0 +1,86 @@
+// Argument values: which objects a kernel may receive as they are, and which become new objects.
+#pragma once
+
+#include <Python.h>
+
+#include <torch/csrc/Device.h>
+#include <torch/csrc/Dtype.h>
+#include <torch/csrc/Layout.h>
+#include <torch/csrc/MemoryFormat.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include "plan.h"
+#include "python_compat.h"
+
+namespace hotop {
+
+// Exactly torch.Tensor or torch.nn.Parameter: any other class may want to see the call itself.
+HOTOP_INLINE bool is_exact_tensor(PyObject* value) {
+  PyTypeObject* type = Py_TYPE(value);
+  return type == reinterpret_cast<PyTypeObject*>(THPVariableClass) ||
+         type == reinterpret_cast<PyTypeObject*>(ParameterClass);
+}
+
+HOTOP_INLINE c10::TensorImpl* impl_of(PyObject* tensor) {
+  return THPVariable_Unpack(tensor).unsafeGetTensorImpl();
+}
+
+HOTOP_INLINE const c10::StorageImpl* storage_of(PyObject* tensor) {
+  return impl_of(tensor)->unsafe_storage().unsafeGetStorageImpl();
+}
+
+// What the Tensors of one call have in common.
+struct TensorFacts {
+  c10::DispatchKeySet keys;
+  bool any_autograd_meta = false;
+
+  HOTOP_INLINE void add(PyObject* tensor) {
+    c10::TensorImpl* impl = impl_of(tensor);
+    keys = keys | impl->key_set();
+    any_autograd_meta |= impl->autograd_meta() != nullptr;
+  }
+};
+
+// A str that PyTorch can carry as UTF-8.
+HOTOP_INLINE bool is_plain_str(PyObject* value) {
+  return PyUnicode_CheckExact(value) && PyUnicode_IS_READY(value) &&
+         PyUnicode_IS_COMPACT_ASCII(value);
+}
+
+// Outcome of looking at one value. `Replaced`: `*value` is a new reference.
+enum class Fit : uint8_t { AsIs, Replaced, No, Error };
+
+// The kinds that are not a Tensor and never need a new object are answered here.
+HOTOP_INLINE bool fits_as_is(Kind kind, PyObject* value) {
+  switch (kind) {
+    case Kind::Int:
+      return PyLong_CheckExact(value) && fits_int64(value);
+    case Kind::Float:
+      return PyFloat_CheckExact(value);
+    case Kind::Bool:
+      return PyBool_Check(value);
+    case Kind::Str:
+      return is_plain_str(value);
+    case Kind::Scalar:
+      return PyFloat_CheckExact(value) || PyBool_Check(value) || PyComplex_CheckExact(value) ||
+             (PyLong_CheckExact(value) && fits_int64(value));
+    case Kind::Dtype:
+      return Py_IS_TYPE(value, &THPDtypeType);
+    case Kind::Layout:
+      return Py_IS_TYPE(value, &THPLayoutType);
+    case Kind::MemoryFormat:
+      return Py_IS_TYPE(value, &THPMemoryFormatType);
+    case Kind::Device:
+      return Py_IS_TYPE(value, &THPDeviceType);
+    default:
+      return false;
+  }
+}
+
+// Everything else: lists become new lists, bool becomes int, int becomes float.
+Fit fit_by_conversion(Kind kind, PyObject** value, TensorFacts* facts);
+
+// True when PyTorch would drop this value from a call because it equals the schema's default.
+bool equals_default(Kind kind, PyObject* value, PyObject* default_value);
+
+}  // namespace hotop

@@ -1,0 +1,260 @@
+"""The op object, its overload and its packet: PyTorch's own classes behind the C++ call slot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import _C
+from torch._library import autograd, custom_ops, utils
+from torch._ops import OpOverload, OpOverloadPacket, TorchBindOpOverload
+
+from hotop import _core
+from hotop._autograd import Formula, guarded_autograd_kernel
+
+
+def _find_overload(name: str, overload_name: str) -> OpOverload:
+    namespace, op_name = name.split("::")
+    return getattr(getattr(getattr(torch.ops, namespace), op_name), overload_name)
+
+
+def _find_packet(qualified_name: str) -> OpOverloadPacket:
+    namespace, op_name = qualified_name.split("::")
+    return getattr(getattr(torch.ops, namespace), op_name)
+
+
+def _find_op(qualified_name: str) -> OpDef:
+    op = custom_ops.OPDEFS.get(qualified_name)
+    if op is None:
+        raise RuntimeError(
+            f"the op {qualified_name} is not defined in this process; import the module that "
+            "defines it before unpickling"
+        )
+    return op
+
+
+class FastOverload(_core.CallSlot, OpOverload):
+    """``torch.ops.ns.name.overload``, called by the C++ routine."""
+
+    # Never runs: the type's call slot is the C++ routine. Dynamo reads it.
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        return self._op(*args, **kwargs)
+
+    # An overload is a singleton; FX copies and pickles node metadata that holds it.
+    def __copy__(self) -> FastOverload:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _find_overload, (self._schema.name, self._overloadname)
+
+
+class FastPacket(_core.CallSlot, OpOverloadPacket):
+    """``torch.ops.ns.name``, called by the C++ routine while it has one overload."""
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        return self._op(*args, **kwargs)
+
+    def __copy__(self) -> FastPacket:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _find_packet, (self._qualified_op_name,)
+
+    # PyTorch assigns both when another overload of this op is defined or goes.
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name in ("_op", "_overload_names"):
+            self._bind()
+
+    def _bind(self) -> None:
+        plan = None
+        if len(self._overload_names) == 1:
+            overload = self.__dict__.get(self._overload_names[0] or "default")
+            plan = getattr(overload, "_hotop_plan", None)
+        _core.bind(self, plan, self._op)
+
+
+class OpDef(_core.CallSlot, custom_ops.CustomOpDef):
+    """What :func:`hotop.custom_op` returns: a ``CustomOpDef`` at the price of a function call."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._opoverload(*args, **kwargs)
+
+    def __copy__(self) -> OpDef:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> OpDef:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _find_op, (self._qualname,)
+
+    def _define_dispatcher_op(self, schema_str: str, tags: Sequence[_C.Tag]) -> None:
+        super()._define_dispatcher_op(schema_str, tags)
+        self._plan: _core.Plan | None = None
+        self._functions: dict[str | None, Callable[..., Any]] = {}
+        if isinstance(self._opoverload, TorchBindOpOverload):
+            # Script objects are PyTorch's own affair, down to the overload's class.
+            _core.bind(self, None, self._opoverload)
+            return
+        self._plan = self._make_plan(self._opoverload)
+        self._opoverload = _install(self._opoverload, self._plan)
+        _core.bind(self, self._plan, self._opoverload._op)
+        if self._plan is not None:
+            # PyTorch destroys these handles when the definition goes; its entry in the
+            # dispatcher, which the plan reads, goes with it.
+            self._lib._registration_handles.append(utils.RegistrationHandle(self._plan.retire))
+
+    def _make_plan(self, overload: OpOverload) -> _core.Plan | None:
+        schema = overload._schema
+        is_view = schema._is_view_op()
+        if is_view and schema.is_mutable:
+            return None
+        if utils.is_inplace(overload):
+            obligation = "inplace"
+        elif utils.is_out(overload):
+            obligation = "out"
+        else:
+            obligation = "view" if is_view else "no_alias"
+        return _core.Plan(schema.name, schema.overload_name, obligation, self._check_result)
+
+    def _check_result(
+        self, device_type: str | None, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> None:
+        """Raise what PyTorch raises for a result that a kernel may not return."""
+
+        def get_module() -> Any:
+            import inspect
+
+            return inspect.getmodule(self._backend_fns[device_type])
+
+        if self._is_inplace:
+            if result is not args[0]:
+                raise RuntimeError(
+                    f"{self._name} (with implementation in {get_module()}): "
+                    "An operator tagged with torch.Tag.inplace must "
+                    "return its first argument."
+                )
+        elif self._is_out:
+            expected = tuple(kwargs[name] for name in self._out_kwarg_names)
+            if len(expected) == 1:
+                same = result is expected[0]
+            else:
+                same = (
+                    isinstance(result, tuple)
+                    and len(result) == len(expected)
+                    and all(a is b for a, b in zip(result, expected, strict=True))
+                )
+            if not same:
+                raise RuntimeError(
+                    f"{self._name} (with implementation in {get_module()}): "
+                    "An operator tagged with torch.Tag.out must "
+                    "return its mutable keyword-only arguments."
+                )
+        elif not self._opoverload._schema._is_view_op():
+            utils._c_check_aliasing_constraint(self._name, args, kwargs, result, get_module)
+
+    def _register_autograd_dispatcher_impl(self) -> None:
+        kernel = autograd.make_autograd_impl(self._opoverload, Formula(self))
+        self._lib.impl(
+            self._name, guarded_autograd_kernel(self, kernel), "Autograd", with_keyset=True
+        )
+        self._add_kernel("autograd", "Autograd")
+
+    def _register_mutation_version_bump(self, schema: _C.FunctionSchema) -> None:
+        super()._register_mutation_version_bump(schema)
+        self._add_kernel("version_bump", "ADInplaceOrView")
+
+    def _register_backend_select_dispatcher(self, device_arg_index: int) -> None:
+        super()._register_backend_select_dispatcher(device_arg_index)
+        self._add_kernel("backend_select", "BackendSelect")
+
+    def _add_kernel(
+        self,
+        role: str,
+        key: str,
+        function: Callable[..., Any] | None = None,
+        device_type: str | None = None,
+    ) -> None:
+        if self._plan is not None:
+            self._plan.add_kernel(role, key, function, device_type)
+
+    def register_kernel(
+        self,
+        device_types: custom_ops.device_types_t,
+        fn: Callable[..., Any] | None = None,
+        /,
+    ) -> Callable[..., Any]:
+        """Register ``fn`` as the kernel of these device types; see ``torch.library``."""
+        # PyTorch checks the device argument when the decorator is made, before it is used.
+        register_checked = super().register_kernel
+
+        def inner(fn: Callable[..., Any]) -> Callable[..., Any]:
+            if device_types is None or isinstance(device_types, str):
+                names: list[str | None] = [device_types]
+            else:
+                names = list(device_types)
+            # One at a time: PyTorch's closure over the loop variable would give every device
+            # the last one's kernel.
+            for name in names:
+                is_new = name not in self._backend_fns
+                register_checked(name)(fn)
+                self._functions[name] = fn
+                if is_new:
+                    key = (
+                        "CompositeExplicitAutograd"
+                        if name is None
+                        else _C._dispatch_key_for_device(name)
+                    )
+                    self._add_kernel("backend", key, fn, name)
+                self._refresh(name)
+            return fn
+
+        if fn is None:
+            if device_types is not None and not utils.has_tensor_arg(self._opoverload._schema):
+                register_checked(device_types)
+            return inner
+        return inner(fn)
+
+    @contextmanager
+    def set_kernel_enabled(self, device_type: str, enabled: bool = True) -> Iterator[None]:
+        """Disable or re-enable the kernel of a device type; see ``torch.library``."""
+        try:
+            with super().set_kernel_enabled(device_type, enabled):
+                self._refresh(device_type)
+                yield
+        finally:
+            self._refresh(device_type)
+
+    def _refresh(self, device_type: str | None) -> None:
+        if self._plan is None or device_type not in self._functions:
+            return
+        # The table of disabled kernels is made after the first registrations.
+        disabled = device_type in getattr(self, "_disabled_kernel", ())
+        function = self._init_fn if disabled else self._functions[device_type]
+        self._plan.set_function(device_type, function)
+
+
+def _install(overload: OpOverload, plan: _core.Plan | None) -> FastOverload:
+    """Put fast objects into the packet and the namespace in place of PyTorch's."""
+    slow_packet = overload._overloadpacket
+    namespace_name, op_name = slow_packet._qualified_op_name.split("::")
+    packet = slow_packet
+    if not isinstance(slow_packet, FastPacket):
+        packet = FastPacket.__new__(FastPacket)
+        packet.__dict__.update(slow_packet.__dict__)
+    fast = FastOverload.__new__(FastOverload)
+    fast.__dict__.update(overload.__dict__)
+    fast.__dict__["_overloadpacket"] = packet
+    fast.__dict__["_hotop_plan"] = plan
+    _core.bind(fast, plan, fast._op)
+    setattr(packet, fast._overloadname, fast)
+    packet._bind()
+    setattr(getattr(torch.ops, namespace_name), op_name, packet)
+    return fast
+
+
+for _cls in (FastOverload, FastPacket, OpDef):
+    _core.point_calls(_cls)
