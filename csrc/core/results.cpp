@@ -41,9 +41,10 @@ py::object cross_dispatcher(const Plan& plan, const py::object& result) {
     stack.push_back(torch::jit::toIValue(result, returns[0].real_type()));
   } else {
     const auto results = py::cast<py::sequence>(result);
+    TORCH_CHECK(results.size() == returns.size(), plan.handle.operator_name(),
+                ": the kernel returned ", results.size(), " values, but the schema declares ",
+                returns.size());
     for (size_t i = 0; i < results.size(); ++i) {
-      TORCH_CHECK(i < returns.size(), "The kernel of ", plan.handle.operator_name(), " returned ",
-                  results.size(), " values, but its schema has ", returns.size());
       stack.push_back(torch::jit::toIValue(results[i], returns[i].real_type()));
     }
   }
@@ -57,7 +58,14 @@ PyObject* finish_uncommon(Plan& plan, Kernel* kernel, PyObject* const* args, Py_
   auto owned = PyRef::steal(result);
   if (!passes_pytorch_check(plan, kernel, args, nargs, kwnames, result)) return nullptr;
   HANDLE_TH_ERRORS
-  return cross_dispatcher(plan, py::reinterpret_borrow<py::object>(result)).release().ptr();
+  try {
+    return cross_dispatcher(plan, py::reinterpret_borrow<py::object>(result)).release().ptr();
+  } catch (py::error_already_set& error) {
+    error.restore();
+  } catch (const py::builtin_exception& error) {
+    error.set_error();
+  }
+  return nullptr;
   END_HANDLE_TH_ERRORS
 }
 

@@ -1,4 +1,4 @@
-// Forward-mode tangents on a call's arguments, for the autograd kernel written in Python.
+// A guard around the autograd kernel: forward-mode tangents are refused, not dropped.
 #pragma once
 
 #include <Python.h>

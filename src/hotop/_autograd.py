@@ -49,13 +49,11 @@ class Formula:
 def guarded_autograd_kernel(op: OpDef, kernel: Callable[..., Any]) -> Callable[..., Any]:
     """Refuse inputs with forward-mode tangents, which PyTorch would drop without a word."""
 
-    def autograd_kernel(keyset: Any, *args: Any, **keyword_only_args: Any) -> Any:
-        if _core.any_tangent(args):
-            raise NotImplementedError(
-                f"{op._qualname}: an input has a forward-mode tangent, and custom operators have "
-                "no jvp formula. Detach the input from forward-mode AD, or write the op with "
-                "differentiable PyTorch operators."
-            )
-        return kernel(keyset, *args, **keyword_only_args)
+    def refuse() -> None:
+        raise NotImplementedError(
+            f"{op._qualname}: an input has a forward-mode tangent, and custom operators have "
+            "no jvp formula. Detach the input from forward-mode AD, or write the op with "
+            "differentiable PyTorch operators."
+        )
 
-    return autograd_kernel
+    return _core.guard_tangents(kernel, refuse)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -33,6 +34,24 @@ def _find_op(qualified_name: str) -> OpDef:
             "defines it before unpickling"
         )
     return op
+
+
+class _Successor:
+    """What a handle of a removed definition calls: the op that has its name now."""
+
+    def __init__(self, stale: Any, find: Callable[[], Any]) -> None:
+        self._name = str(stale)
+        self._stale_id = id(stale)
+        self._find = find
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        try:
+            current = self._find()
+        except (AttributeError, RuntimeError):
+            current = None
+        if current is None or id(current) == self._stale_id:
+            raise RuntimeError(f"{self._name}: the definition of this op was removed")
+        return current(*args, **kwargs)
 
 
 class FastOverload(_core.CallSlot, OpOverload):
@@ -102,10 +121,19 @@ class OpDef(_core.CallSlot, custom_ops.CustomOpDef):
         self._plan = self._make_plan(self._opoverload)
         self._opoverload = _install(self._opoverload, self._plan)
         _core.bind(self, self._plan, self._opoverload._op)
+        # PyTorch destroys these handles when the definition goes.
+        self._lib._registration_handles.append(utils.RegistrationHandle(self._retire))
+
+    def _retire(self) -> None:
+        """The dispatcher's entry is gone: old handles go to the current definition, if any."""
+        overload = self._opoverload
+        packet = overload._overloadpacket
         if self._plan is not None:
-            # PyTorch destroys these handles when the definition goes; its entry in the
-            # dispatcher, which the plan reads, goes with it.
-            self._lib._registration_handles.append(utils.RegistrationHandle(self._plan.retire))
+            self._plan.retire()
+        name, overload_name = overload._schema.name, overload._overloadname
+        _core.bind(self, None, _Successor(self, lambda: _find_op(self._qualname)))
+        _core.bind(overload, None, _Successor(overload, lambda: _find_overload(name, overload_name)))
+        _core.bind(packet, None, _Successor(packet, lambda: _find_packet(name)))
 
     def _make_plan(self, overload: OpOverload) -> _core.Plan | None:
         schema = overload._schema
@@ -200,7 +228,7 @@ class OpDef(_core.CallSlot, custom_ops.CustomOpDef):
             # the last one's kernel.
             for name in names:
                 is_new = name not in self._backend_fns
-                register_checked(name)(fn)
+                register_checked(name)(self._with_arity_check(fn))
                 self._functions[name] = fn
                 if is_new:
                     key = (
@@ -217,6 +245,24 @@ class OpDef(_core.CallSlot, custom_ops.CustomOpDef):
                 register_checked(device_types)
             return inner
         return inner(fn)
+
+    def _with_arity_check(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """PyTorch does not count a kernel's results: too few pass, too many crash the process."""
+        declared = len(self._opoverload._schema.returns)
+        if declared < 2 or self._plan is None:
+            return fn
+
+        @functools.wraps(fn)
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            result = fn(*args, **kwargs)
+            if isinstance(result, Sequence) and len(result) != declared:
+                raise RuntimeError(
+                    f"{self._qualname}: the kernel returned {len(result)} values, but the schema "
+                    f"declares {declared}"
+                )
+            return result
+
+        return counted
 
     @contextmanager
     def set_kernel_enabled(self, device_type: str, enabled: bool = True) -> Iterator[None]:

@@ -1,0 +1,54 @@
+# make demo: set up .venv, build, run the demo.   make test: the same set-up, then every test.
+PYTHON ?= python3
+# The PyTorch to build against, as pip's words; more of them may stand here (a CPU wheel is enough).
+TORCH ?= torch==2.13.0
+TORCH_215 ?= torch==2.15.0
+VENV := .venv
+
+PY := $(VENV)/bin/python
+SOURCES := $(shell find csrc cmake -type f) CMakeLists.txt pyproject.toml
+
+.PHONY: demo test lint format bench build test-2.15 clean
+.DELETE_ON_ERROR:
+
+demo: build
+	$(PY) -m hotop demo
+
+test: build lint
+	$(PY) -m pytest tests
+
+build: $(VENV)/.built
+
+$(VENV)/.tools: tools/check_machine.py Makefile
+	$(PYTHON) tools/check_machine.py
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install -q --disable-pip-version-check $(TORCH) scikit-build-core cmake ninja
+	touch $@
+
+# Without isolation: the core must be built against the torch in .venv.
+$(VENV)/.built: $(VENV)/.tools $(SOURCES)
+	$(PY) -m pip install -q --disable-pip-version-check --no-build-isolation -e '.[dev]'
+	touch $@
+
+lint: build
+	$(PY) -m ruff check src tests tools
+	$(PY) -m ruff format --check src tests tools
+	$(PY) -m mypy
+	$(VENV)/bin/clang-format --dry-run --Werror $(wildcard csrc/*/*.cpp csrc/*/*.h)
+
+format: build
+	$(PY) -m ruff check --fix src tests tools
+	$(PY) -m ruff format src tests tools
+	$(VENV)/bin/clang-format -i $(wildcard csrc/*/*.cpp csrc/*/*.h)
+
+bench: build
+	$(PY) -m hotop bench
+
+# The suite on PyTorch 2.15, in a virtual environment of its own. Never part of `make test`: on
+# Linux pip may bring a CUDA build of several GB.
+test-2.15:
+	PIP_CONFIG_FILE=/dev/null $(MAKE) VENV=.venv-2.15 TORCH="$(TORCH_215)" build
+	.venv-2.15/bin/python -m pytest tests
+
+clean:
+	rm -rf build $(VENV) .venv-2.15
