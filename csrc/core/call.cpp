@@ -1,11 +1,6 @@
 // The call routine: gate, version bump, kernel in its thread state, checks on the result.
 #include "call.h"
 
-#include <ATen/PythonTorchFunctionTLS.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
-
-#include <optional>
-
 #include "gate.h"
 #include "results.h"
 #include "slot.h"
@@ -17,21 +12,18 @@ namespace {
 // What torch._C._AutoDispatchBelowAutograd does, without leaving this function.
 class BelowAutograd {
  public:
-  explicit BelowAutograd(bool active) {
+  BelowAutograd(const ThreadState& thread, bool active) : keys_(thread.dispatch_keys) {
     if (HOTOP_UNLIKELY(!active)) return;
-    tls_ = &c10::impl::raw_local_dispatch_key_set;
-    const c10::DispatchKeySet excluded = tls_->excluded();
+    const c10::DispatchKeySet excluded = keys_->excluded();
     added_ = c10::autograd_dispatch_keyset - excluded;
-    tls_->set_excluded(excluded | added_);
+    keys_->set_excluded(excluded | added_);
   }
-  ~BelowAutograd() {
-    if (HOTOP_LIKELY(tls_ != nullptr)) tls_->set_excluded(tls_->excluded() - added_);
-  }
+  ~BelowAutograd() { keys_->set_excluded(keys_->excluded() - added_); }
   BelowAutograd(const BelowAutograd&) = delete;
   BelowAutograd& operator=(const BelowAutograd&) = delete;
 
  private:
-  c10::impl::PODLocalDispatchKeySet* tls_ = nullptr;
+  c10::impl::PODLocalDispatchKeySet* keys_;
   c10::DispatchKeySet added_;
 };
 
@@ -109,56 +101,79 @@ PyRef pack_keywords(const Plan& plan, Call* call, int positional) {
   return names;
 }
 
-enum class Aliasing : uint8_t { None, Found, Unclear };
-
-bool aliases_input(const Plan& plan, const Call& call, const c10::StorageImpl* storage) {
-  if (storage == nullptr) return false;
+// Calls `visit` with every Tensor among the inputs until it returns true.
+template <typename Visit>
+HOTOP_INLINE bool any_input(const Plan& plan, const Call& call, Visit visit) {
   for (const int position : plan.tensor_positions) {
     if (position >= call.count) break;
     PyObject* value = call.values[position];
     if (value == nullptr || value == Py_None) continue;
-    if (plan.arguments[position].kind == Kind::Tensor) {
-      if (storage_of(value) == storage) return true;
+    if (HOTOP_LIKELY(plan.arguments[position].kind == Kind::Tensor)) {
+      if (visit(value)) return true;
       continue;
     }
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(value); ++i) {
       PyObject* element = PyList_GET_ITEM(value, i);
-      if (THPVariable_Check(element) && storage_of(element) == storage) return true;
+      if (THPVariable_Check(element) && visit(element)) return true;
     }
   }
   return false;
 }
 
-// The storages of the outputs seen so far; more than fit are left to the slow check.
-struct OutputStorages {
-  static constexpr int kMax = 32;
-  const c10::StorageImpl* seen[kMax];
-  int count = 0;
+// The storages that an output may not have: those of the inputs, and of the outputs before it.
+class TakenStorages {
+ public:
+  TakenStorages(const Plan& plan, const Call& call) : plan_(plan), call_(call) {}
 
-  bool add(const Plan& plan, const Call& call, PyObject* tensor) {
+  // False when the output aliases one of them, or when there are too many to keep here.
+  HOTOP_INLINE bool add_output(PyObject* tensor) {
     const c10::StorageImpl* storage = storage_of(tensor);
     if (storage == nullptr) return true;
-    for (int i = 0; i < count; ++i) {
-      if (seen[i] == storage) return false;
+    if (HOTOP_LIKELY(count_ < 0)) {  // the first output needs no list
+      count_ = 0;
+      first_ = storage;
+      return !any_input(plan_, call_,
+                        [storage](PyObject* input) { return storage_of(input) == storage; });
     }
-    if (count == kMax || aliases_input(plan, call, storage)) return false;
-    seen[count++] = storage;
+    if (count_ == 0 && !collect()) return false;
+    for (int i = 0; i < count_; ++i) {
+      if (taken_[i] == storage) return false;
+    }
+    if (count_ == kMax) return false;
+    taken_[count_++] = storage;
     return true;
   }
+
+ private:
+  static constexpr int kMax = 192;
+
+  bool collect() {
+    taken_[count_++] = first_;
+    return !any_input(plan_, call_, [this](PyObject* input) {
+      if (count_ == kMax) return true;
+      taken_[count_++] = storage_of(input);
+      return false;
+    });
+  }
+
+  const Plan& plan_;
+  const Call& call_;
+  int count_ = -1;  // -1: no output yet; 0: one output, inputs not collected
+  const c10::StorageImpl* first_ = nullptr;
+  const c10::StorageImpl* taken_[kMax];
 };
 
 // True when the value is exactly what PyTorch would hand on, and aliases nothing.
-bool is_common_return(const Plan& plan, const Call& call, Kind kind, PyObject* value,
-                      OutputStorages* storages) {
+bool is_common_return(Kind kind, PyObject* value, TakenStorages* storages) {
   switch (kind) {
     case Kind::Tensor:
-      return is_exact_tensor(value) && storages->add(plan, call, value);
+      return is_exact_tensor(value) && storages->add_output(value);
     case Kind::TensorList:
       // A list that somebody else holds must be copied.
       if (!PyList_CheckExact(value) || Py_REFCNT(value) != 1) return false;
       for (Py_ssize_t i = 0; i < PyList_GET_SIZE(value); ++i) {
         PyObject* element = PyList_GET_ITEM(value, i);
-        if (!is_exact_tensor(element) || !storages->add(plan, call, element)) return false;
+        if (!is_exact_tensor(element) || !storages->add_output(element)) return false;
       }
       return true;
     case Kind::Int:
@@ -176,15 +191,14 @@ bool is_common_result(const Plan& plan, const Call& call, PyObject* result) {
     case Obligation::Inplace:
       return call.count > 0 && result == call.values[0];
     case Obligation::NoAlias: {
-      OutputStorages storages;
+      TakenStorages storages(plan, call);
       if (plan.return_shape == ReturnShape::One) {
-        return is_common_return(plan, call, plan.return_kinds[0], result, &storages);
+        return is_common_return(plan.return_kinds[0], result, &storages);
       }
       const auto size = static_cast<Py_ssize_t>(plan.return_kinds.size());
       if (!PyTuple_CheckExact(result) || PyTuple_GET_SIZE(result) != size) return false;
       for (Py_ssize_t i = 0; i < size; ++i) {
-        if (!is_common_return(plan, call, plan.return_kinds[i], PyTuple_GET_ITEM(result, i),
-                              &storages)) {
+        if (!is_common_return(plan.return_kinds[i], PyTuple_GET_ITEM(result, i), &storages)) {
           return false;
         }
       }
@@ -240,7 +254,7 @@ PyObject* call_direct(PyObject* self, PyObject* const* args, size_t nargsf, PyOb
   ++plan.direct_calls;
   PyObject* result = nullptr;
   {
-    BelowAutograd below(call.route->below_autograd);
+    BelowAutograd below(*call.thread, call.route->below_autograd);
     if (call.route->bumps_versions) bump_versions(plan, call);
     if (HOTOP_UNLIKELY(call.stash_modes)) {
       StashedModes without_modes;

@@ -1,12 +1,10 @@
 // The gate: binds a call's values and proves, or fails to prove, that one known kernel would run.
 #include "gate.h"
 
-#include <ATen/PythonTorchFunctionTLS.h>
-#include <ATen/record_function.h>
-#include <c10/core/GradMode.h>
 #include <torch/csrc/PyInterpreter.h>
 
 #include "python_compat.h"
+#include "thread_state.h"
 #include "torch_compat.h"
 
 namespace hotop {
@@ -15,7 +13,9 @@ namespace {
 
 PyInterpreterState* interpreter = nullptr;
 PyObject* device_context_type = nullptr;  // torch.utils._device.DeviceContext
-PyObject* get_frame_callback = nullptr;   // torch._C._dynamo.eval_frame.get_eval_frame_callback
+// torch._C._dynamo.eval_frame.get_eval_frame_callback; its C function is called without CPython's
+// calling machinery, because every call inside a compiled program asks.
+PyObject* get_frame_callback = nullptr;
 
 HOTOP_COLD bool refuse(Verdict* verdict, Reason reason, int position = -1) {
   verdict->reason = reason;
@@ -147,19 +147,19 @@ HOTOP_INLINE const Route* known_route(Plan& plan, uint64_t keys) {
 
 // Device contexts only pass calls on; a mode is off inside its own handler, so the kernel runs
 // without them.
-HOTOP_COLD bool only_device_contexts() {
-  const int64_t depth = at::impl::PythonTorchFunctionTLS::stack_len();
-  for (int64_t i = 0; i < depth; ++i) {
-    PyObject* mode =
-        at::impl::PythonTorchFunctionTLS::get_stack_at(i)->ptr(getPyInterpreter());
-    if (reinterpret_cast<PyObject*>(Py_TYPE(mode)) != device_context_type) return false;
+HOTOP_COLD bool only_device_contexts(const FunctionModes& modes) {
+  for (const auto& mode : modes) {
+    PyObject* type = reinterpret_cast<PyObject*>(Py_TYPE(mode->ptr(getPyInterpreter())));
+    if (type != device_context_type) return false;
   }
   return true;
 }
 
-// Another thread may be the one that compiles; this asks about ours.
-HOTOP_COLD bool thread_has_frame_callback() {
-  auto callback = PyRef::steal(PyObject_CallNoArgs(get_frame_callback));
+// The evaluator stays replaced while compiled code runs or another thread compiles; the callback is
+// this thread's own.
+bool thread_has_frame_callback() {
+  auto callback = PyRef::steal(
+      PyCFunction_GET_FUNCTION(get_frame_callback)(PyCFunction_GET_SELF(get_frame_callback), nullptr));
   if (!callback) PyErr_Clear();
   return callback.get() != Py_None;
 }
@@ -192,12 +192,17 @@ bool prepare(Plan& plan, Call* call, PyObject* const* args, Py_ssize_t nargs, Py
   }
   if (plain < call->count && !check_tail(plan, call, plain, &facts, verdict)) return false;
 
-  const c10::DispatchKeySet keys = dispatch_keys(plan, facts.keys);
+  ThreadState& thread = thread_state();
+  call->thread = &thread;
+  const c10::DispatchKeySet keys = without_fallthrough(
+      plan.entry->dispatchKeyExtractor(),
+      (facts.keys | thread.dispatch_keys->included()) - thread.dispatch_keys->excluded());
   const Route* route = known_route(plan, keys.raw_repr());
   if (HOTOP_UNLIKELY(route == nullptr || !still_stands(*route))) {
     route = find_route(plan, keys, &verdict->key);
     if (route == nullptr) return refuse(verdict, Reason::DispatchKey);
   }
+  call->route = route;
   call->kernel = route->kernel;
   if (HOTOP_UNLIKELY(route->selects_backend)) {
     PyObject* device = plan.device_position >= 0 && plan.device_position < call->count
@@ -210,19 +215,19 @@ bool prepare(Plan& plan, Call* call, PyObject* const* args, Py_ssize_t nargs, Py
   if (facts.any_autograd_meta && route->below_autograd) {
     const GradFacts grad = grad_facts(plan, *call);
     if (grad.tangent >= 0) return refuse(verdict, Reason::Tangent, grad.tangent);
-    if (grad.requires_grad >= 0 && c10::GradMode::is_enabled()) {
+    if (grad.requires_grad >= 0 && thread.autograd->get_grad_mode()) {
       return refuse(verdict, Reason::RequiresGrad, grad.requires_grad);
     }
   }
-  if (HOTOP_UNLIKELY(at::hasCallbacks())) return refuse(verdict, Reason::Profiler);
-  if (HOTOP_UNLIKELY(at::impl::torch_function_mode_enabled())) {
-    if (!only_device_contexts()) return refuse(verdict, Reason::FunctionMode);
+  const FunctionModes& modes = function_modes(*thread.function_modes);
+  if (HOTOP_UNLIKELY(!modes.empty() && at::impl::torch_function_mode_enabled())) {
+    if (!only_device_contexts(modes)) return refuse(verdict, Reason::FunctionMode);
     call->stash_modes = true;
   }
+  if (HOTOP_UNLIKELY(is_observed(thread))) return refuse(verdict, Reason::Profiler);
   if (HOTOP_UNLIKELY(frame_evaluator_replaced(interpreter)) && thread_has_frame_callback()) {
     return refuse(verdict, Reason::DynamoCallback);
   }
-  call->route = route;
   return true;
 }
 
@@ -233,7 +238,13 @@ bool load_gate_objects() {
   if (!device || !dynamo) return false;
   device_context_type = PyObject_GetAttrString(device.get(), "DeviceContext");
   get_frame_callback = PyObject_GetAttrString(dynamo.get(), "get_eval_frame_callback");
-  return device_context_type != nullptr && get_frame_callback != nullptr;
+  if (device_context_type == nullptr || get_frame_callback == nullptr) return false;
+  if (!PyCFunction_Check(get_frame_callback) ||
+      PyCFunction_GET_FLAGS(get_frame_callback) != METH_NOARGS) {
+    PyErr_SetString(PyExc_ImportError, "Dynamo's get_eval_frame_callback is not what hotop knows");
+    return false;
+  }
+  return true;
 }
 
 }  // namespace hotop

@@ -4,6 +4,7 @@
 #include <Python.h>
 
 #include "plan.h"
+#include "thread_state.h"
 #include "values.h"
 
 namespace hotop {
@@ -39,6 +40,7 @@ struct Call {
   bool by_schema;           // `values` is `buffer + 1`, with keywords put in their places
   bool stash_modes;         // device contexts are active: the kernel runs without them
   int owned_count;
+  ThreadState* thread;
   const Route* route;
   Kernel* kernel;
   PyObject* owned[kMaxArguments];

@@ -310,12 +310,6 @@ bool add_plan_type(PyObject* module) {
          PyModule_AddObjectRef(module, "Plan", reinterpret_cast<PyObject*>(PlanType)) == 0;
 }
 
-c10::DispatchKeySet dispatch_keys(const Plan& plan, c10::DispatchKeySet arguments) {
-  const c10::impl::LocalDispatchKeySet tls = c10::impl::tls_local_dispatch_key_set();
-  return without_fallthrough(plan.entry->dispatchKeyExtractor(),
-                             (arguments | tls.included_) - tls.excluded_);
-}
-
 const Route* find_route(Plan& plan, c10::DispatchKeySet keys, c10::DispatchKey* stop) {
   const DispatchTable& table = dispatch_table(*plan.entry);
   Route route;

@@ -117,9 +117,6 @@ bool add_plan_type(PyObject* module);
 // a known kernel; then `*stop` is the key where it leaves the known road.
 const Route* find_route(Plan& plan, c10::DispatchKeySet keys, c10::DispatchKey* stop);
 
-// Keys of this call as the dispatcher computes them, from the union of the arguments' key sets.
-c10::DispatchKeySet dispatch_keys(const Plan& plan, c10::DispatchKeySet arguments);
-
 // The kernel that a BackendSelect would choose for this device; null when PyTorch must decide.
 Kernel* kernel_for_device(Plan& plan, PyObject* device);
 

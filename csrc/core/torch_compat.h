@@ -4,14 +4,18 @@
 // instantiation is legal C++, so a PyTorch that renames one fails to compile here, and only here.
 #pragma once
 
+#include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <array>
+#include <memory>
+#include <vector>
 
 namespace hotop {
 
 using DispatchTable = std::array<c10::KernelFunction, c10::num_runtime_entries>;
+using FunctionModes = std::vector<std::shared_ptr<c10::SafePyObject>>;
 using KeyMasks = std::array<c10::DispatchKeySet, c10::num_backends>;
 
 namespace detail {
@@ -34,6 +38,7 @@ HOTOP_EXPOSE(MasksTag, c10::DispatchKeyExtractor, nonFallthroughKeysPerBackend_,
 HOTOP_EXPOSE(PerBackendTag, c10::DispatchKeyExtractor, requiresBitsetPerBackend_, bool)
 HOTOP_EXPOSE(BoxedTag, c10::KernelFunction, boxed_kernel_func_, c10::BoxedKernel)
 HOTOP_EXPOSE(FunctorTag, c10::BoxedKernel, functor_, c10::intrusive_ptr<c10::OperatorKernel>)
+HOTOP_EXPOSE(ModesTag, at::impl::PythonTorchFunctionTLS, stack_, FunctionModes)
 #undef HOTOP_EXPOSE
 
 const c10::impl::OperatorEntry& entry_of(const c10::OperatorHandle& handle);
@@ -69,6 +74,11 @@ inline c10::DispatchKeySet without_fallthrough(const c10::DispatchKeyExtractor& 
     return keys & (extractor.*reach(detail::MasksTag{}))[keys.getBackendIndex()];
   }
   return keys & extractor.*reach(detail::MaskTag{});
+}
+
+// The torch function modes of a thread, the innermost last.
+inline const FunctionModes& function_modes(const at::impl::PythonTorchFunctionTLS& state) {
+  return state.*reach(detail::ModesTag{});
 }
 
 inline bool has_tangent(const c10::AutogradMetaInterface* meta) {

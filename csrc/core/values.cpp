@@ -7,18 +7,9 @@ namespace hotop {
 
 namespace {
 
-Fit convert_element(Kind kind, PyObject* element, PyObject** out) {
-  if (fits_as_is(kind, element)) {
-    Py_INCREF(element);
-    *out = element;
-    return Fit::Replaced;
-  }
-  *out = element;
-  return fit_by_conversion(kind, out, nullptr);
-}
-
 // list, tuple or torch.Size of scalars -> a new list
-Fit convert_scalar_list(Kind element_kind, PyObject** value) {
+template <Kind element_kind>
+Fit convert_scalar_list(PyObject** value) {
   PyObject* source = *value;
   if (!PyList_CheckExact(source) && !PyTuple_CheckExact(source) &&
       !(element_kind == Kind::Int && Py_IS_TYPE(source, &THPSizeType))) {
@@ -28,9 +19,13 @@ Fit convert_scalar_list(Kind element_kind, PyObject** value) {
   auto copy = PyRef::steal(PyList_New(size));
   if (!copy) return Fit::Error;
   for (Py_ssize_t i = 0; i < size; ++i) {
-    PyObject* element = nullptr;
-    const Fit fit = convert_element(element_kind, PySequence_Fast_GET_ITEM(source, i), &element);
-    if (fit != Fit::Replaced) return fit;
+    PyObject* element = PySequence_Fast_GET_ITEM(source, i);
+    if (HOTOP_LIKELY(fits_as_is(element_kind, element))) {
+      Py_INCREF(element);
+    } else {
+      const Fit fit = fit_by_conversion(element_kind, &element, nullptr);
+      if (fit != Fit::Replaced) return fit;
+    }
     PyList_SET_ITEM(copy.get(), i, element);
   }
   *value = copy.release();
@@ -105,11 +100,11 @@ Fit fit_by_conversion(Kind kind, PyObject** value, TensorFacts* facts) {
     case Kind::OptionalTensorList:
       return copy_tensor_list(true, value, facts);
     case Kind::IntList:
-      return convert_scalar_list(Kind::Int, value);
+      return convert_scalar_list<Kind::Int>(value);
     case Kind::FloatList:
-      return convert_scalar_list(Kind::Float, value);
+      return convert_scalar_list<Kind::Float>(value);
     case Kind::BoolList:
-      return convert_scalar_list(Kind::Bool, value);
+      return convert_scalar_list<Kind::Bool>(value);
     default:
       return Fit::No;
   }

@@ -13,7 +13,8 @@ from torch._library import autograd, custom_ops, utils
 from torch._ops import OpOverload, OpOverloadPacket, TorchBindOpOverload
 
 from hotop import _core
-from hotop._autograd import Formula, guarded_autograd_kernel
+from hotop._autograd import guarded_autograd_kernel
+from hotop._versions import formula_of
 
 
 def _find_overload(name: str, overload_name: str) -> OpOverload:
@@ -60,6 +61,10 @@ class FastOverload(_core.CallSlot, OpOverload):
     # Never runs: the type's call slot is the C++ routine. Dynamo reads it.
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         return self._op(*args, **kwargs)
+
+    # See hotop._versions.HAS_PYOBJECT_DISPATCH.
+    def _enable_pyobj_dispatch(self, enabled: bool = True) -> None:
+        pass
 
     # An overload is a singleton; FX copies and pickles node metadata that holds it.
     def __copy__(self) -> FastOverload:
@@ -185,7 +190,7 @@ class OpDef(_core.CallSlot, custom_ops.CustomOpDef):
             utils._c_check_aliasing_constraint(self._name, args, kwargs, result, get_module)
 
     def _register_autograd_dispatcher_impl(self) -> None:
-        kernel = autograd.make_autograd_impl(self._opoverload, Formula(self))
+        kernel = autograd.make_autograd_impl(self._opoverload, formula_of(self))
         self._lib.impl(
             self._name, guarded_autograd_kernel(self, kernel), "Autograd", with_keyset=True
         )

@@ -1,0 +1,64 @@
+"""Everything that differs between PyTorch versions on the Python side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from torch._library import utils
+from torch._ops import OpOverload
+
+if TYPE_CHECKING:
+    from hotop._op import OpDef
+
+# PyTorch 2.15 has a dispatch of its own between Python kernels, without IValues. It checks no
+# returns and records no profiler event, so a hotop op keeps to the C++ dispatcher.
+HAS_PYOBJECT_DISPATCH = hasattr(OpOverload, "_enable_pyobj_dispatch")
+
+# The same release counts a formula's gradients itself.
+COUNTS_GRADIENTS = HAS_PYOBJECT_DISPATCH
+
+
+class _CountedFormula:
+    """The formula of an op as ``make_autograd_impl`` reads it, with an honest count of gradients.
+
+    PyTorch passes one hidden input, so its engine's message about the number of gradients counts
+    one too many on both sides.
+    """
+
+    def __init__(self, op: OpDef) -> None:
+        self._op = op
+
+    @property
+    def _setup_context_fn(self) -> Callable[..., Any] | None:
+        return self._op._setup_context_fn
+
+    @property
+    def _backward_fn(self) -> Callable[..., Any] | None:
+        backward = self._op._backward_fn
+        if backward is None:
+            return None
+
+        def counted(ctx: Any, *grads: Any) -> Any:
+            result = backward(ctx, *grads)
+            returned = len(result) if isinstance(result, tuple) else 1
+            expected = len(ctx.needs_input_grad)
+            surplus = result[expected:] if isinstance(result, tuple) else ()
+            if returned < expected or any(grad is not None for grad in surplus):
+                raise RuntimeError(
+                    f"function {type(ctx).__name__} returned an incorrect number of gradients "
+                    f"(expected {expected}, got {returned})"
+                )
+            return result
+
+        return counted
+
+
+def formula_of(op: OpDef) -> Any:
+    """Return what ``make_autograd_impl`` shall read the op's formula from."""
+    schema = op._opoverload._schema
+    # With list arguments PyTorch compares the structure of the gradients, and says so.
+    has_lists = any(
+        utils.is_tensorlist_like_type(a.type) for a in (*schema.arguments, *schema.returns)
+    )
+    return op if COUNTS_GRADIENTS or has_lists else _CountedFormula(op)
