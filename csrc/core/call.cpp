@@ -226,6 +226,7 @@ bool is_common_result(const Plan& plan, const Call& call, PyObject* result) {
 
 PyObject* call_direct(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
   auto* slot = reinterpret_cast<Slot*>(self);
+  auto plan_alive = PyRef::borrow(slot->plan);  // the kernel may redefine the op
   Plan& plan = *reinterpret_cast<PlanObject*>(slot->plan)->plan;
   Call call;
   Verdict verdict;

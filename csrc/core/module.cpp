@@ -5,8 +5,9 @@
 
 #include "explain.h"
 #include "gate.h"
+#include "lookup.h"
 #include "slot.h"
-#include "tangent.h"
+#include "autograd_guard.h"
 
 namespace {
 
@@ -39,7 +40,8 @@ PyMODINIT_FUNC PyInit__core() {
   auto module = hotop::PyRef::steal(PyModule_Create(&definition));
   if (!module || PyModule_AddFunctions(module.get(), hotop::slot_functions) < 0 ||
       PyModule_AddFunctions(module.get(), hotop::explain_functions) < 0 ||
-      PyModule_AddFunctions(module.get(), hotop::tangent_functions) < 0 ||
+      PyModule_AddFunctions(module.get(), hotop::autograd_functions) < 0 ||
+      PyModule_AddFunctions(module.get(), hotop::lookup_functions) < 0 ||
       !hotop::add_plan_type(module.get()) || !hotop::add_slot_type(module.get()) ||
       !hotop::load_gate_objects() ||
       PyModule_AddStringConstant(module.get(), "TORCH_VERSION", HOTOP_TORCH_VERSION) < 0) {

@@ -135,6 +135,7 @@ void flatten_arguments(Plan& plan, const c10::FunctionSchema& schema) {
 void flatten_returns(Plan& plan, const c10::FunctionSchema& schema) {
   for (const c10::Argument& declared : schema.returns()) {
     plan.return_kinds.push_back(kind_of(*declared.real_type()));
+    plan.return_types.push_back(declared.real_type());
   }
   const size_t count = plan.return_kinds.size();
   plan.return_shape = count == 0   ? ReturnShape::None
@@ -167,6 +168,7 @@ PyObject* plan_new(PyTypeObject* type, PyObject* args, PyObject*) {
       c10::Dispatcher::singleton().findSchemaOrThrow(name, overload_name));
   const c10::FunctionSchema& schema = plan->handle.schema();
   plan->entry = &operator_entry(plan->handle);
+  plan->name = c10::toString(plan->handle.operator_name());
   flatten_arguments(*plan, schema);
   flatten_returns(*plan, schema);
   plan->check_result = PyRef::borrow(check_result);

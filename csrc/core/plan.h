@@ -86,6 +86,8 @@ struct Plan {
   std::vector<uint8_t> tensor_positions;  // every argument that can hold Tensors
   std::vector<uint8_t> mutated_positions;
   std::vector<Kind> return_kinds;
+  std::vector<c10::TypePtr> return_types;  // the dispatcher's own schema may go during a call
+  std::string name;
   int positional_count = 0;  // arguments before the keyword-only ones
   int required_count = 0;    // shortest call that could be complete
   int plain_tensors = 0;     // leading arguments that are all `Tensor`
@@ -98,7 +100,7 @@ struct Plan {
   unsigned next_route = 0;
   uint64_t direct_calls = 0;
 
-  // refuse(device_type, args, kwargs, result): PyTorch's checks on a result, in Python.
+  // check_result(device_type, args, kwargs, result): PyTorch's checks on a result, in Python.
   PyRef check_result;
   std::string unsupported;  // why `live` is false from the start
 };

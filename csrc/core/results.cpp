@@ -32,20 +32,19 @@ bool passes_pytorch_check(const Plan& plan, const Kernel* kernel, PyObject* cons
 
 // One crossing of the border between Python and the dispatcher, with its type checks and texts.
 py::object cross_dispatcher(const Plan& plan, const py::object& result) {
-  const auto& returns = plan.handle.schema().returns();
+  const auto& types = plan.return_types;
   torch::jit::Stack stack;
-  if (returns.empty()) {
-    TORCH_CHECK(result.is_none(), "Expected PythonKernelHolder for ", plan.handle.operator_name(),
+  if (types.empty()) {
+    TORCH_CHECK(result.is_none(), "Expected PythonKernelHolder for ", plan.name,
                 " to return None but it returned something else instead.");
-  } else if (returns.size() == 1) {
-    stack.push_back(torch::jit::toIValue(result, returns[0].real_type()));
+  } else if (types.size() == 1) {
+    stack.push_back(torch::jit::toIValue(result, types[0]));
   } else {
     const auto results = py::cast<py::sequence>(result);
-    TORCH_CHECK(results.size() == returns.size(), plan.handle.operator_name(),
-                ": the kernel returned ", results.size(), " values, but the schema declares ",
-                returns.size());
+    TORCH_CHECK(results.size() == types.size(), plan.name, ": the kernel returned ",
+                results.size(), " values, but the schema declares ", types.size());
     for (size_t i = 0; i < results.size(); ++i) {
-      stack.push_back(torch::jit::toIValue(results[i], returns[i].real_type()));
+      stack.push_back(torch::jit::toIValue(results[i], types[i]));
     }
   }
   return torch::jit::createPyObjectForStack(std::move(stack));

@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch import _C
 from torch._library import autograd, custom_ops, utils
-from torch._ops import OpOverload, OpOverloadPacket, TorchBindOpOverload
+from torch._ops import OpOverload, OpOverloadPacket, TorchBindOpOverload, _OpNamespace
 
 from hotop import _core
-from hotop._autograd import guarded_autograd_kernel
 from hotop._versions import formula_of
 
 
@@ -190,10 +189,21 @@ class OpDef(_core.CallSlot, custom_ops.CustomOpDef):
             utils._c_check_aliasing_constraint(self._name, args, kwargs, result, get_module)
 
     def _register_autograd_dispatcher_impl(self) -> None:
-        kernel = autograd.make_autograd_impl(self._opoverload, formula_of(self))
-        self._lib.impl(
-            self._name, guarded_autograd_kernel(self, kernel), "Autograd", with_keyset=True
-        )
+        # PyTorch builds classes for every op here, a third of what a definition costs; most ops
+        # never need them.
+        @torch._disable_dynamo
+        def make() -> Callable[..., Any]:
+            return autograd.make_autograd_impl(self._opoverload, formula_of(self))
+
+        def refuse() -> None:
+            raise NotImplementedError(
+                f"{self._qualname}: an input has a forward-mode tangent, which PyTorch would drop "
+                "without a word: custom operators have no jvp formula. Detach the input from "
+                "forward-mode AD, or write the op with differentiable PyTorch operators."
+            )
+
+        kernel = _core.guarded_autograd_kernel(make, refuse)
+        self._lib.impl(self._name, kernel, "Autograd", with_keyset=True)
         self._add_kernel("autograd", "Autograd")
 
     def _register_mutation_version_bump(self, schema: _C.FunctionSchema) -> None:
@@ -309,3 +319,8 @@ def _install(overload: OpOverload, plan: _core.Plan | None) -> FastOverload:
 
 for _cls in (FastOverload, FastPacket, OpDef):
     _core.point_calls(_cls)
+
+# torch.ops, torch.ops.ns and torch.ops.ns.name: a third of a microsecond per call in all, before
+# the op itself. The classes stay PyTorch's; what they answer does not change.
+for _cls in (type(torch.ops), _OpNamespace, FastPacket):
+    _core.shorten_lookups(_cls)

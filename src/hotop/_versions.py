@@ -36,8 +36,9 @@ class _CountedFormula:
     @property
     def _backward_fn(self) -> Callable[..., Any] | None:
         backward = self._op._backward_fn
-        if backward is None:
-            return None
+        # With list arguments PyTorch compares the structure of the gradients, and says so.
+        if backward is None or _has_lists(self._op._opoverload):
+            return backward
 
         def counted(ctx: Any, *grads: Any) -> Any:
             result = backward(ctx, *grads)
@@ -54,11 +55,11 @@ class _CountedFormula:
         return counted
 
 
+def _has_lists(overload: OpOverload) -> bool:
+    schema = overload._schema
+    return any(utils.is_tensorlist_like_type(a.type) for a in (*schema.arguments, *schema.returns))
+
+
 def formula_of(op: OpDef) -> Any:
     """Return what ``make_autograd_impl`` shall read the op's formula from."""
-    schema = op._opoverload._schema
-    # With list arguments PyTorch compares the structure of the gradients, and says so.
-    has_lists = any(
-        utils.is_tensorlist_like_type(a.type) for a in (*schema.arguments, *schema.returns)
-    )
-    return op if COUNTS_GRADIENTS or has_lists else _CountedFormula(op)
+    return op if COUNTS_GRADIENTS else _CountedFormula(op)

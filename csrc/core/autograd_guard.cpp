@@ -1,0 +1,63 @@
+// A guard around the autograd kernel: it is made when first needed, and forward-mode tangents are
+// refused, not dropped.
+#include "autograd_guard.h"
+
+#include "torch_compat.h"
+#include "values.h"
+
+namespace hotop {
+
+namespace {
+
+bool tensor_has_tangent(PyObject* value) {
+  if (!THPVariable_Check(value)) return false;
+  const auto* meta = impl_of(value)->autograd_meta();
+  return meta != nullptr && has_tangent(meta);
+}
+
+bool any_tangent(PyObject* args) {
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args); ++i) {
+    PyObject* value = PyTuple_GET_ITEM(args, i);
+    if (tensor_has_tangent(value)) return true;
+    if (!PyList_Check(value)) continue;
+    for (Py_ssize_t j = 0; j < PyList_GET_SIZE(value); ++j) {
+      if (tensor_has_tangent(PyList_GET_ITEM(value, j))) return true;
+    }
+  }
+  return false;
+}
+
+// self is [kernel or None, make, refuse]. Not a Python function, so that Dynamo sees no frame that
+// PyTorch's own kernel would not have.
+PyObject* call_guarded(PyObject* self, PyObject* args, PyObject* kwargs) {
+  if (HOTOP_UNLIKELY(any_tangent(args))) return PyObject_CallNoArgs(PyList_GET_ITEM(self, 2));
+  if (HOTOP_UNLIKELY(PyList_GET_ITEM(self, 0) == Py_None)) {
+    PyObject* made = PyObject_CallNoArgs(PyList_GET_ITEM(self, 1));
+    if (made == nullptr || PyList_SetItem(self, 0, made) < 0) return nullptr;
+  }
+  auto kernel = PyRef::borrow(PyList_GET_ITEM(self, 0));
+  return PyObject_Call(kernel.get(), args, kwargs);
+}
+
+PyMethodDef guarded_definition = {
+    "autograd_kernel", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(call_guarded)),
+    METH_VARARGS | METH_KEYWORDS, nullptr};
+
+// guarded_autograd_kernel(make, refuse): calls make()'s kernel, made at the first call, or
+// `refuse()` when a Tensor has a tangent.
+PyObject* guarded_autograd_kernel(PyObject*, PyObject* args) {
+  PyObject* make = nullptr;
+  PyObject* refuse = nullptr;
+  if (!PyArg_ParseTuple(args, "OO:guarded_autograd_kernel", &make, &refuse)) return nullptr;
+  auto self = PyRef::steal(Py_BuildValue("[OOO]", Py_None, make, refuse));
+  return self ? PyCFunction_New(&guarded_definition, self.get()) : nullptr;
+}
+
+}  // namespace
+
+PyMethodDef autograd_functions[] = {
+    {"guarded_autograd_kernel", guarded_autograd_kernel, METH_VARARGS, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+}  // namespace hotop
