@@ -4,12 +4,13 @@ import io
 import pickle
 from collections.abc import Callable, Iterator
 
-import hotop
 import pytest
 import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.fx.experimental.proxy_tensor import make_fx
+
+import hotop
 
 OPS = torch.ops.compiled
 

@@ -1,14 +1,15 @@
-"""The op object, its overload and its packet are singletons: copied, deep-copied, pickled by name."""
+"""The op object, its overload and its packet are singletons: copied and pickled by name."""
 
 import copy
 import pickle
 import subprocess
 import sys
 
-import hotop
 import pytest
 import torch
 from torch import Tensor
+
+import hotop
 
 
 @hotop.custom_op("copied::f", mutates_args=())

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 
-import hotop
 import pytest
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+
+import hotop
 
 
 @hotop.custom_op("explain::f", mutates_args=())

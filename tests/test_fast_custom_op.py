@@ -2,17 +2,20 @@
 
 import inspect
 
-import hotop
 import pytest
 import torch
 from torch import Tensor
+
+import hotop
 
 
 def body(x: Tensor, y: Tensor, alpha: float = 1.0, flag: bool = False) -> Tensor:
     return x + alpha * y
 
 
-@pytest.mark.parametrize("devices", ["CPU", "cpu", "Cpu", ["CPU"], ["cpu", "CUDA"], ("cuda", "cpu")])
+@pytest.mark.parametrize(
+    "devices", ["CPU", "cpu", "Cpu", ["CPU"], ["cpu", "CUDA"], ("cuda", "cpu")]
+)
 def test_device_names_in_any_case(devices: object) -> None:
     op = hotop.fast_custom_op("fco_devices::f", device_types=devices)(body)
     x = torch.ones(2)

@@ -5,8 +5,9 @@ import sys
 import textwrap
 from pathlib import Path
 
-import hotop
 import pytest
+
+import hotop
 from hotop import _load
 
 PROGRAM = textwrap.dedent(
@@ -60,7 +61,10 @@ def copied_package(tmp_path: Path) -> Path:
 
 
 # An editable install puts an import hook for `hotop` in place; PYTHONPATH must win over it.
-WITHOUT_HOOK = "import sys; sys.meta_path[:] = [f for f in sys.meta_path if 'Scikit' not in type(f).__name__]\n"
+WITHOUT_HOOK = """
+import sys
+sys.meta_path[:] = [f for f in sys.meta_path if "Scikit" not in type(f).__name__]
+"""
 PROGRAM = WITHOUT_HOOK + PROGRAM
 
 
@@ -81,7 +85,10 @@ def test_disable(copied_package: Path) -> None:
 
 @pytest.mark.parametrize(
     ("old", "new", "named"),
-    [("TORCH = ", 'TORCH = "2.99.1"\n# ', "2.99.1"), ("SOABI = ", 'SOABI = "cpython-39"\n# ', "3.")],
+    [
+        ("TORCH = ", 'TORCH = "2.99.1"\n# ', "2.99.1"),
+        ("SOABI = ", 'SOABI = "cpython-39"\n# ', "3."),
+    ],
     ids=["torch", "python"],
 )
 def test_foreign_stamp_is_refused(copied_package: Path, old: str, new: str, named: str) -> None:

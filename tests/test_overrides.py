@@ -1,13 +1,14 @@
-"""What is registered after the definition counts from the next call on, from Python and from C++."""
+"""What is registered after the definition counts from the next call, from Python and from C++."""
 
 import textwrap
 from pathlib import Path
 
-import hotop
 import pytest
 import torch
 from torch import Tensor
 from torch.utils.cpp_extension import load_inline
+
+import hotop
 
 CPP = textwrap.dedent(
     """
@@ -78,7 +79,9 @@ def test_namespaces_declared_by_cpp(cpp) -> None:  # type: ignore[no-untyped-def
     assert torch.ops.cpp_first.own(torch.zeros(1)).item() == 100
 
 
-@pytest.mark.parametrize("key", ["CPU", "Autograd", "AutogradCPU", "ADInplaceOrView", "AutocastCPU"])
+@pytest.mark.parametrize(
+    "key", ["CPU", "Autograd", "AutogradCPU", "ADInplaceOrView", "AutocastCPU"]
+)
 @pytest.mark.filterwarnings("ignore:Warning only once")
 def test_python_override(key: str) -> None:
     op = define(f"late_py_{key.lower()}::f")

@@ -4,10 +4,11 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-import hotop
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+
+import hotop
 
 
 @hotop.custom_op("threads::f", mutates_args={"log"})

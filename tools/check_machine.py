@@ -21,7 +21,7 @@ def problem():
     except ImportError:
         return "Python's venv module is missing (on Debian: apt-get install python3-venv)."
     include = sysconfig.get_paths()["include"]
-    if not os.path.exists(os.path.join(include, "Python.h")):  # noqa: PTH
+    if not os.path.exists(os.path.join(include, "Python.h")):
         return (
             "Python's headers are missing: there is no %s/Python.h "
             "(on Debian: apt-get install python3-dev)." % include
@@ -30,8 +30,8 @@ def problem():
     if shutil.which(compiler.split()[0]) is None:
         return "there is no C++ compiler %r (on Debian: apt-get install g++)." % compiler
     with tempfile.TemporaryDirectory() as folder:
-        source = os.path.join(folder, "probe.cpp")  # noqa: PTH
-        with open(source, "w") as file:  # noqa: PTH
+        source = os.path.join(folder, "probe.cpp")
+        with open(source, "w") as file:
             file.write("#include <concepts>\ntemplate <std::integral T> T f(T x) { return x; }\n")
         command = [*compiler.split(), "-std=c++20", "-fsyntax-only", source]
         result = subprocess.run(command, capture_output=True, text=True)

@@ -230,8 +230,7 @@ PyObject* call_direct(PyObject* self, PyObject* const* args, size_t nargsf, PyOb
   Plan& plan = *reinterpret_cast<PlanObject*>(slot->plan)->plan;
   Call call;
   Verdict verdict;
-  if (HOTOP_UNLIKELY(
-          !prepare(plan, &call, args, PyVectorcall_NARGS(nargsf), kwnames, &verdict))) {
+  if (HOTOP_UNLIKELY(!prepare(plan, &call, args, PyVectorcall_NARGS(nargsf), kwnames, &verdict))) {
     return PyErr_Occurred() ? nullptr : call_pytorch(slot, args, nargsf, kwnames);
   }
   const int positional = without_trailing_defaults(plan, call);
@@ -247,9 +246,8 @@ PyObject* call_direct(PyObject* self, PyObject* const* args, size_t nargsf, PyOb
     outgoing = call.buffer + 1;
   }
   // The word in front of our own buffer is ours to lend; the caller's only if it lent it to us.
-  const size_t lent =
-      outgoing == call.buffer + 1 ? PY_VECTORCALL_ARGUMENTS_OFFSET
-                                  : nargsf & PY_VECTORCALL_ARGUMENTS_OFFSET;
+  const size_t lent = outgoing == call.buffer + 1 ? PY_VECTORCALL_ARGUMENTS_OFFSET
+                                                  : nargsf & PY_VECTORCALL_ARGUMENTS_OFFSET;
   Kernel* kernel = call.kernel;
   auto function = PyRef::borrow(kernel->function.get());
   ++plan.direct_calls;

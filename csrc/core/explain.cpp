@@ -33,8 +33,7 @@ std::string words(const Plan& plan, const Verdict& verdict, PyObject* blamed) {
       return named() + " is missing";
     case Reason::Value: {
       const char* article = blamed != nullptr ? Py_TYPE(blamed)->tp_name : "missing";
-      return named() + " is a " + article +
-             ", which PyTorch has to look at, convert or refuse";
+      return named() + " is a " + article + ", which PyTorch has to look at, convert or refuse";
     }
     case Reason::RequiresGrad:
       return "grad mode is on and " + named() + " requires grad";

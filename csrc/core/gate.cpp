@@ -158,8 +158,8 @@ HOTOP_COLD bool only_device_contexts(const FunctionModes& modes) {
 // The evaluator stays replaced while compiled code runs or another thread compiles; the callback is
 // this thread's own.
 bool thread_has_frame_callback() {
-  auto callback = PyRef::steal(
-      PyCFunction_GET_FUNCTION(get_frame_callback)(PyCFunction_GET_SELF(get_frame_callback), nullptr));
+  auto callback = PyRef::steal(PyCFunction_GET_FUNCTION(get_frame_callback)(
+      PyCFunction_GET_SELF(get_frame_callback), nullptr));
   if (!callback) PyErr_Clear();
   return callback.get() != Py_None;
 }

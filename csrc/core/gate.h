@@ -29,7 +29,7 @@ enum class Reason : uint8_t {
 
 struct Verdict {
   Reason reason = Reason::Direct;
-  int position = -1;                             // of the argument, where one is to blame
+  int position = -1;                                   // of the argument, where one is to blame
   c10::DispatchKey key = c10::DispatchKey::Undefined;  // where the walk left the known road
 };
 

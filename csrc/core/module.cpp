@@ -3,11 +3,11 @@
 
 #include <cstring>
 
+#include "autograd_guard.h"
 #include "explain.h"
 #include "gate.h"
 #include "lookup.h"
 #include "slot.h"
-#include "autograd_guard.h"
 
 namespace {
 
@@ -30,8 +30,8 @@ bool torch_matches() {
   return false;
 }
 
-PyModuleDef definition = {PyModuleDef_HEAD_INIT, "hotop._core", nullptr, -1, nullptr,
-                          nullptr,               nullptr,       nullptr, nullptr};
+PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "hotop._core", nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr};
 
 }  // namespace
 

@@ -79,8 +79,8 @@ PyRef default_object(const c10::IValue& value, Kind kind) {
         torch::getTHPDtype(static_cast<c10::ScalarType>(value.toInt()))));
   }
   if (value.isInt() && kind == Kind::Layout) {
-    return PyRef::borrow(reinterpret_cast<PyObject*>(
-        torch::getTHPLayout(static_cast<c10::Layout>(value.toInt()))));
+    return PyRef::borrow(
+        reinterpret_cast<PyObject*>(torch::getTHPLayout(static_cast<c10::Layout>(value.toInt()))));
   }
   if (value.isInt() && kind == Kind::MemoryFormat) {
     return PyRef::borrow(
@@ -144,11 +144,16 @@ void flatten_returns(Plan& plan, const c10::FunctionSchema& schema) {
 }
 
 bool parse_obligation(const std::string& text, Obligation* obligation) {
-  if (text == "no_alias") *obligation = Obligation::NoAlias;
-  else if (text == "view") *obligation = Obligation::View;
-  else if (text == "inplace") *obligation = Obligation::Inplace;
-  else if (text == "out") *obligation = Obligation::Out;
-  else return false;
+  if (text == "no_alias")
+    *obligation = Obligation::NoAlias;
+  else if (text == "view")
+    *obligation = Obligation::View;
+  else if (text == "inplace")
+    *obligation = Obligation::Inplace;
+  else if (text == "out")
+    *obligation = Obligation::Out;
+  else
+    return false;
   return true;
 }
 
@@ -164,8 +169,8 @@ PyObject* plan_new(PyTypeObject* type, PyObject* args, PyObject*) {
   }
   auto self = PyRef::steal(type->tp_alloc(type, 0));
   if (!self) return nullptr;
-  auto plan = std::make_unique<Plan>(
-      c10::Dispatcher::singleton().findSchemaOrThrow(name, overload_name));
+  auto plan =
+      std::make_unique<Plan>(c10::Dispatcher::singleton().findSchemaOrThrow(name, overload_name));
   const c10::FunctionSchema& schema = plan->handle.schema();
   plan->entry = &operator_entry(plan->handle);
   plan->name = c10::toString(plan->handle.operator_name());
@@ -233,8 +238,7 @@ PyObject* plan_add_kernel(PyObject* self, PyObject* args) {
   const auto& functor = kernel_functor(plan.entry->kernelForDispatchKey(key));
   TORCH_CHECK(functor.defined(), "no boxed kernel stands at ", key_name, " for ",
               plan.handle.operator_name());
-  plan.kernels.push_back(Kernel{role,
-                                c10::weak_intrusive_ptr<c10::OperatorKernel>(functor),
+  plan.kernels.push_back(Kernel{role, c10::weak_intrusive_ptr<c10::OperatorKernel>(functor),
                                 functor.get(), PyRef::borrow(function),
                                 PyRef::borrow(device_type)});
   forget_routes(plan);
@@ -262,6 +266,11 @@ PyObject* plan_retire(PyObject* self, PyObject*) {
   plan.live = false;
   plan.unsupported = "its definition was replaced or removed";
   forget_routes(plan);
+  // A weak reference keeps the whole kernel object, and with it the Python function inside.
+  for (Kernel& kernel : plan.kernels) {
+    kernel.functor.reset();
+    kernel.address = nullptr;
+  }
   Py_RETURN_NONE;
 }
 
@@ -357,8 +366,8 @@ Kernel* kernel_for_device(Plan& plan, PyObject* device) {
   const c10::KernelFunction& entry = dispatch_table(*plan.entry)[index];
   Kernel* kernel = known_kernel(plan, kernel_functor(entry).get());
   // The default kernel does not count: PyTorch demands one registered for the device type.
-  const bool registered = kernel != nullptr && kernel->role == Role::Backend &&
-                          kernel->device_type.get() != Py_None;
+  const bool registered =
+      kernel != nullptr && kernel->role == Role::Backend && kernel->device_type.get() != Py_None;
   return registered ? kernel : nullptr;
 }
 

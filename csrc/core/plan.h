@@ -1,9 +1,8 @@
 // The plan of an operator: its schema flattened once, and the kernels that may be called directly.
 #pragma once
 
-#include <Python.h>
-
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <Python.h>
 
 #include <cstdint>
 #include <deque>
@@ -106,8 +105,7 @@ struct Plan {
 };
 
 struct PlanObject {
-  PyObject_HEAD
-  Plan* plan;
+  PyObject_HEAD Plan* plan;
 };
 
 extern PyTypeObject* PlanType;

@@ -24,9 +24,9 @@ bool passes_pytorch_check(const Plan& plan, const Kernel* kernel, PyObject* cons
       return false;
     }
   }
-  auto checked = PyRef::steal(PyObject_CallFunctionObjArgs(
-      plan.check_result.get(), kernel->device_type.get(), positional.get(), keywords.get(), result,
-      nullptr));
+  auto checked =
+      PyRef::steal(PyObject_CallFunctionObjArgs(plan.check_result.get(), kernel->device_type.get(),
+                                                positional.get(), keywords.get(), result, nullptr));
   return static_cast<bool>(checked);
 }
 
@@ -41,8 +41,8 @@ py::object cross_dispatcher(const Plan& plan, const py::object& result) {
     stack.push_back(torch::jit::toIValue(result, types[0]));
   } else {
     const auto results = py::cast<py::sequence>(result);
-    TORCH_CHECK(results.size() == types.size(), plan.name, ": the kernel returned ",
-                results.size(), " values, but the schema declares ", types.size());
+    TORCH_CHECK(results.size() == types.size(), plan.name, ": the kernel returned ", results.size(),
+                " values, but the schema declares ", types.size());
     for (size_t i = 0; i < results.size(); ++i) {
       stack.push_back(torch::jit::toIValue(results[i], types[i]));
     }

@@ -60,8 +60,7 @@ PyType_Slot slot_slots[] = {
 };
 
 PyType_Spec slot_spec = {"hotop._core.CallSlot", sizeof(Slot), 0,
-                         Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
-                         slot_slots};
+                         Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, slot_slots};
 
 // bind(slot, plan | None, slow): from now on calls go by the plan, and otherwise to `slow`.
 PyObject* bind(PyObject*, PyObject* args) {

@@ -8,8 +8,7 @@
 namespace hotop {
 
 struct Slot {
-  PyObject_HEAD
-  vectorcallfunc vectorcall;
+  PyObject_HEAD vectorcallfunc vectorcall;
   PyObject* plan;  // PlanObject, or null: always PyTorch's entry
   PyObject* slow;  // PyTorch's entry for this callable
 };

@@ -25,11 +25,11 @@ struct Expose {
   friend constexpr typename Tag::type reach(Tag) { return Member; }
 };
 
-#define HOTOP_EXPOSE(Name, Class, member, Type)  \
-  struct Name {                                  \
-    using type = Type Class::*;                  \
-    friend constexpr type reach(Name);           \
-  };                                             \
+#define HOTOP_EXPOSE(Name, Class, member, Type) \
+  struct Name {                                 \
+    using type = Type Class::*;                 \
+    friend constexpr type reach(Name);          \
+  };                                            \
   template struct Expose<Name, &Class::member>;
 
 HOTOP_EXPOSE(TableTag, c10::impl::OperatorEntry, dispatchTable_, DispatchTable)

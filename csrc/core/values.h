@@ -2,7 +2,6 @@
 #pragma once
 
 #include <Python.h>
-
 #include <torch/csrc/Device.h>
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/Layout.h>

@@ -22,7 +22,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code.
     """
-    parser = argparse.ArgumentParser(prog="python -m hotop", description=__import__("hotop").__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m hotop", description=__import__("hotop").__doc__
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     runs = {}
     for name, (module_name, summary) in _COMMANDS.items():

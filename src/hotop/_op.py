@@ -130,13 +130,15 @@ class OpDef(_core.CallSlot, custom_ops.CustomOpDef):
 
     def _retire(self) -> None:
         """The dispatcher's entry is gone: old handles go to the current definition, if any."""
-        overload = self._opoverload
-        packet = overload._overloadpacket
+        overload: Any = self._opoverload
+        packet: Any = overload._overloadpacket
         if self._plan is not None:
             self._plan.retire()
         name, overload_name = overload._schema.name, overload._overloadname
         _core.bind(self, None, _Successor(self, lambda: _find_op(self._qualname)))
-        _core.bind(overload, None, _Successor(overload, lambda: _find_overload(name, overload_name)))
+        _core.bind(
+            overload, None, _Successor(overload, lambda: _find_overload(name, overload_name))
+        )
         _core.bind(packet, None, _Successor(packet, lambda: _find_packet(name)))
 
     def _make_plan(self, overload: OpOverload) -> _core.Plan | None:
@@ -191,7 +193,7 @@ class OpDef(_core.CallSlot, custom_ops.CustomOpDef):
     def _register_autograd_dispatcher_impl(self) -> None:
         # PyTorch builds classes for every op here, a third of what a definition costs; most ops
         # never need them.
-        @torch._disable_dynamo
+        @torch._disable_dynamo  # type: ignore[attr-defined]
         def make() -> Callable[..., Any]:
             return autograd.make_autograd_impl(self._opoverload, formula_of(self))
 

@@ -142,7 +142,7 @@ def _with_custom_op(custom_op: Callable[..., Any], namespace: str) -> OpSet:
 
 
 def _with_define_and_impl(namespace: str) -> OpSet:
-    library: Any = Library(namespace, "DEF")  # type: ignore[no-untyped-call]
+    library: Any = Library(namespace, "DEF")
     _libraries.append(library)
     ops = {}
     for d in _DEFINITIONS:
