@@ -2,6 +2,7 @@
 // refused, not dropped.
 #include "autograd_guard.h"
 
+#include "thread_state.h"
 #include "torch_compat.h"
 #include "values.h"
 
@@ -27,29 +28,52 @@ bool any_tangent(PyObject* args) {
   return false;
 }
 
-// self is [kernel or None, make, refuse]. Not a Python function, so that Dynamo sees no frame that
-// PyTorch's own kernel would not have.
+// True when a tangent could belong to one of these: a floating or complex Tensor.
+bool any_differentiable(PyObject* result) {
+  if (THPVariable_Check(result)) {
+    const c10::ScalarType dtype = THPVariable_Unpack(result).scalar_type();
+    return c10::isFloatingType(dtype) || c10::isComplexType(dtype);
+  }
+  if (!PyTuple_Check(result) && !PyList_Check(result)) return false;
+  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(result); ++i) {
+    if (any_differentiable(PySequence_Fast_GET_ITEM(result, i))) return true;
+  }
+  return false;
+}
+
+// self is [kernel or None, make, refuse, mutates]. Not a Python function, so that Dynamo sees no
+// frame that PyTorch's own kernel would not have.
 PyObject* call_guarded(PyObject* self, PyObject* args, PyObject* kwargs) {
-  if (HOTOP_UNLIKELY(any_tangent(args))) return PyObject_CallNoArgs(PyList_GET_ITEM(self, 2));
+  const bool dual =
+      HOTOP_UNLIKELY(any_tangent(args)) && thread_state().autograd->get_fw_grad_mode();
+  PyObject* refuse = PyList_GET_ITEM(self, 2);
+  if (dual && PyList_GET_ITEM(self, 3) == Py_True) return PyObject_CallNoArgs(refuse);
   if (HOTOP_UNLIKELY(PyList_GET_ITEM(self, 0) == Py_None)) {
     PyObject* made = PyObject_CallNoArgs(PyList_GET_ITEM(self, 1));
     if (made == nullptr || PyList_SetItem(self, 0, made) < 0) return nullptr;
   }
   auto kernel = PyRef::borrow(PyList_GET_ITEM(self, 0));
-  return PyObject_Call(kernel.get(), args, kwargs);
+  auto result = PyRef::steal(PyObject_Call(kernel.get(), args, kwargs));
+  if (dual && result && any_differentiable(result.get())) return PyObject_CallNoArgs(refuse);
+  return result.release();
 }
 
 PyMethodDef guarded_definition = {
     "autograd_kernel", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(call_guarded)),
     METH_VARARGS | METH_KEYWORDS, nullptr};
 
-// guarded_autograd_kernel(make, refuse): calls make()'s kernel, made at the first call, or
-// `refuse()` when a Tensor has a tangent.
+// guarded_autograd_kernel(make, refuse, mutates): calls make()'s kernel, made at the first call.
+// Calls `refuse()` when a tangent would be lost: on an op that mutates, or with a result that
+// could have one.
 PyObject* guarded_autograd_kernel(PyObject*, PyObject* args) {
   PyObject* make = nullptr;
   PyObject* refuse = nullptr;
-  if (!PyArg_ParseTuple(args, "OO:guarded_autograd_kernel", &make, &refuse)) return nullptr;
-  auto self = PyRef::steal(Py_BuildValue("[OOO]", Py_None, make, refuse));
+  PyObject* mutates = nullptr;
+  if (!PyArg_ParseTuple(args, "OOO!:guarded_autograd_kernel", &make, &refuse, &PyBool_Type,
+                        &mutates)) {
+    return nullptr;
+  }
+  auto self = PyRef::steal(Py_BuildValue("[OOOO]", Py_None, make, refuse, mutates));
   return self ? PyCFunction_New(&guarded_definition, self.get()) : nullptr;
 }
 

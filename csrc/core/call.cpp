@@ -222,6 +222,23 @@ bool is_common_result(const Plan& plan, const Call& call, PyObject* result) {
   return false;
 }
 
+// A kernel that is not a Python function has no frame for CPython to count, and may lead back here.
+HOTOP_COLD PyObject* call_counted(PyObject* function, PyObject* const* args, size_t nargsf,
+                                  PyObject* keywords) {
+  if (Py_EnterRecursiveCall(" while calling a kernel")) return nullptr;
+  PyObject* result = PyObject_Vectorcall(function, args, nargsf, keywords);
+  Py_LeaveRecursiveCall();
+  return result;
+}
+
+HOTOP_INLINE PyObject* call_kernel(PyObject* function, PyObject* const* args, size_t nargsf,
+                                   PyObject* keywords) {
+  if (HOTOP_LIKELY(PyFunction_Check(function))) {
+    return PyObject_Vectorcall(function, args, nargsf, keywords);
+  }
+  return call_counted(function, args, nargsf, keywords);
+}
+
 }  // namespace
 
 PyObject* call_direct(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
@@ -257,9 +274,9 @@ PyObject* call_direct(PyObject* self, PyObject* const* args, size_t nargsf, PyOb
     if (call.route->bumps_versions) bump_versions(plan, call);
     if (HOTOP_UNLIKELY(call.stash_modes)) {
       StashedModes without_modes;
-      result = PyObject_Vectorcall(function.get(), outgoing, positional | lent, keywords.get());
+      result = call_kernel(function.get(), outgoing, positional | lent, keywords.get());
     } else {
-      result = PyObject_Vectorcall(function.get(), outgoing, positional | lent, keywords.get());
+      result = call_kernel(function.get(), outgoing, positional | lent, keywords.get());
     }
     if (HOTOP_UNLIKELY(result == nullptr)) return nullptr;
     if (HOTOP_LIKELY(is_common_result(plan, call, result))) return result;

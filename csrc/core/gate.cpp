@@ -68,13 +68,8 @@ bool fill_gaps(const Plan& plan, Call* call, Verdict* verdict) {
     const Argument& argument = plan.arguments[i];
     if (!argument.default_value) return refuse(verdict, Reason::MissingArgument, i);
     if (i >= call->count || i >= plan.positional_count) continue;
-    PyObject* value = argument.default_value.get();
-    if (PyList_CheckExact(value)) {  // a kernel may change the list that it is given
-      value = PyList_GetSlice(value, 0, PyList_GET_SIZE(value));
-      if (value == nullptr) return false;
-      call->owned[call->owned_count++] = value;
-    }
-    call->buffer[1 + i] = value;
+    // A default that is a list is copied like any list, later.
+    call->buffer[1 + i] = argument.default_value.get();
   }
   return true;
 }
@@ -214,7 +209,9 @@ bool prepare(Plan& plan, Call* call, PyObject* const* args, Py_ssize_t nargs, Py
   }
   if (facts.any_autograd_meta && route->below_autograd) {
     const GradFacts grad = grad_facts(plan, *call);
-    if (grad.tangent >= 0) return refuse(verdict, Reason::Tangent, grad.tangent);
+    if (grad.tangent >= 0 && thread.autograd->get_fw_grad_mode()) {
+      return refuse(verdict, Reason::Tangent, grad.tangent);
+    }
     if (grad.requires_grad >= 0 && thread.autograd->get_grad_mode()) {
       return refuse(verdict, Reason::RequiresGrad, grad.requires_grad);
     }

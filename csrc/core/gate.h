@@ -53,6 +53,7 @@ struct Call {
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
 
+  // At most once per argument, so `owned` has a place for each.
   void replace(int position, PyObject* fresh) {
     owned[owned_count++] = fresh;
     own_buffer();

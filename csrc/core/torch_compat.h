@@ -6,6 +6,7 @@
 
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/autograd/forward_grad.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <array>
@@ -82,7 +83,9 @@ inline const FunctionModes& function_modes(const at::impl::PythonTorchFunctionTL
 }
 
 inline bool has_tangent(const c10::AutogradMetaInterface* meta) {
-  return static_cast<const torch::autograd::AutogradMeta*>(meta)->fw_grad_ != nullptr;
+  // The holder stays when its dual level is left; then it is empty.
+  const auto& holder = static_cast<const torch::autograd::AutogradMeta*>(meta)->fw_grad_;
+  return holder != nullptr && !holder->empty();
 }
 
 }  // namespace hotop

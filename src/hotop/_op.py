@@ -191,6 +191,8 @@ class OpDef(_core.CallSlot, custom_ops.CustomOpDef):
             utils._c_check_aliasing_constraint(self._name, args, kwargs, result, get_module)
 
     def _register_autograd_dispatcher_impl(self) -> None:
+        schema = self._opoverload._schema
+
         # PyTorch builds classes for every op here, a third of what a definition costs; most ops
         # never need them.
         @torch._disable_dynamo  # type: ignore[attr-defined]
@@ -204,7 +206,7 @@ class OpDef(_core.CallSlot, custom_ops.CustomOpDef):
                 "forward-mode AD, or write the op with differentiable PyTorch operators."
             )
 
-        kernel = _core.guarded_autograd_kernel(make, refuse)
+        kernel = _core.guarded_autograd_kernel(make, refuse, schema.is_mutable)
         self._lib.impl(self._name, kernel, "Autograd", with_keyset=True)
         self._add_kernel("autograd", "Autograd")
 
