@@ -4,43 +4,51 @@
 #include "gate.h"
 #include "results.h"
 #include "slot.h"
+#include "torch_compat.h"
 
 namespace hotop {
 
 namespace {
 
-// What torch._C._AutoDispatchBelowAutograd does, without leaving this function.
+// Autograd is excluded while the kernel runs. Like PyTorch's layers, this puts the whole excluded
+// set back, also what the kernel changed in it.
 class BelowAutograd {
  public:
-  BelowAutograd(const ThreadState& thread, bool active) : keys_(thread.dispatch_keys) {
-    if (HOTOP_UNLIKELY(!active)) return;
-    const c10::DispatchKeySet excluded = keys_->excluded();
-    added_ = c10::autograd_dispatch_keyset - excluded;
-    keys_->set_excluded(excluded | added_);
+  BelowAutograd(const ThreadState& thread, bool active)
+      : keys_(active ? thread.dispatch_keys : nullptr) {
+    if (HOTOP_UNLIKELY(keys_ == nullptr)) return;
+    saved_ = keys_->excluded();
+    keys_->set_excluded(saved_ | c10::autograd_dispatch_keyset);
   }
-  ~BelowAutograd() { keys_->set_excluded(keys_->excluded() - added_); }
+  ~BelowAutograd() {
+    if (HOTOP_LIKELY(keys_ != nullptr)) keys_->set_excluded(saved_);
+  }
   BelowAutograd(const BelowAutograd&) = delete;
   BelowAutograd& operator=(const BelowAutograd&) = delete;
 
  private:
   c10::impl::PODLocalDispatchKeySet* keys_;
-  c10::DispatchKeySet added_;
+  c10::DispatchKeySet saved_;
 };
 
-// The kernel runs without the device contexts that led to it.
+// The kernel runs without the device contexts that led to it; afterwards they lie on top again.
 class StashedModes {
  public:
-  StashedModes() : saved_(at::impl::PythonTorchFunctionTLS::get_state()) {
+  StashedModes() {
     for (int64_t left = at::impl::PythonTorchFunctionTLS::stack_len(); left > 0; --left) {
-      at::impl::PythonTorchFunctionTLS::pop_stack();
+      modes_.push_back(at::impl::PythonTorchFunctionTLS::pop_stack());
     }
   }
-  ~StashedModes() { at::impl::PythonTorchFunctionTLS::set_state(saved_); }
+  ~StashedModes() {
+    for (auto mode = modes_.rbegin(); mode != modes_.rend(); ++mode) {
+      at::impl::PythonTorchFunctionTLS::push_onto_stack(*mode);
+    }
+  }
   StashedModes(const StashedModes&) = delete;
   StashedModes& operator=(const StashedModes&) = delete;
 
  private:
-  at::impl::PythonTorchFunctionTLS saved_;
+  FunctionModes modes_;
 };
 
 HOTOP_INLINE void bump_version(PyObject* tensor) {

@@ -186,6 +186,8 @@ bool prepare(Plan& plan, Call* call, PyObject* const* args, Py_ssize_t nargs, Py
     facts.add(value);
   }
   if (plain < call->count && !check_tail(plan, call, plain, &facts, verdict)) return false;
+  // A new list may have run the collector, and a finalizer may have removed the op.
+  if (HOTOP_UNLIKELY(!plan.live)) return refuse(verdict, Reason::NoPlan);
 
   ThreadState& thread = thread_state();
   call->thread = &thread;

@@ -18,6 +18,8 @@ Fit convert_scalar_list(PyObject** value) {
   const Py_ssize_t size = PySequence_Fast_GET_SIZE(source);
   auto copy = PyRef::steal(PyList_New(size));
   if (!copy) return Fit::Error;
+  // The allocation may have run the collector, and a finalizer may have changed the source.
+  if (HOTOP_UNLIKELY(PySequence_Fast_GET_SIZE(source) != size)) return Fit::No;
   for (Py_ssize_t i = 0; i < size; ++i) {
     PyObject* element = PySequence_Fast_GET_ITEM(source, i);
     if (HOTOP_LIKELY(fits_as_is(element_kind, element))) {
@@ -37,20 +39,20 @@ Fit copy_tensor_list(bool none_allowed, PyObject** value, TensorFacts* facts) {
   PyObject* source = *value;
   if (!PyList_CheckExact(source) && !PyTuple_CheckExact(source)) return Fit::No;
   const Py_ssize_t size = PySequence_Fast_GET_SIZE(source);
+  auto copy = PyRef::steal(PyList_New(size));
+  if (!copy) return Fit::Error;
+  if (HOTOP_UNLIKELY(PySequence_Fast_GET_SIZE(source) != size)) return Fit::No;
   for (Py_ssize_t i = 0; i < size; ++i) {
     PyObject* element = PySequence_Fast_GET_ITEM(source, i);
-    if (none_allowed && element == Py_None) continue;
-    if (!is_exact_tensor(element)) return Fit::No;
-    facts->add(element);
-  }
-  PyObject* copy = PyList_New(size);
-  if (copy == nullptr) return Fit::Error;
-  for (Py_ssize_t i = 0; i < size; ++i) {
-    PyObject* element = PySequence_Fast_GET_ITEM(source, i);
+    if (HOTOP_LIKELY(is_exact_tensor(element))) {
+      facts->add(element);
+    } else if (!none_allowed || element != Py_None) {
+      return Fit::No;
+    }
     Py_INCREF(element);
-    PyList_SET_ITEM(copy, i, element);
+    PyList_SET_ITEM(copy.get(), i, element);
   }
-  *value = copy;
+  *value = copy.release();
   return Fit::Replaced;
 }
 

@@ -54,12 +54,12 @@ class _Successor:
         return current(*args, **kwargs)
 
 
+# The three classes take over PyTorch's __call__ for Dynamo and inspect to read; CPython never runs
+# it, because the types' call slots are pointed at the C++ routine below. The docstrings are
+# PyTorch's too, since an op's own __doc__ comes from its class.
 class FastOverload(_core.CallSlot, OpOverload):
-    """``torch.ops.ns.name.overload``, called by the C++ routine."""
-
-    # Never runs: the type's call slot is the C++ routine. Dynamo reads it.
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        return self._op(*args, **kwargs)
+    __doc__ = OpOverload.__doc__  # torch.ops.ns.name.overload
+    __call__ = OpOverload.__call__
 
     # See hotop._versions.HAS_PYOBJECT_DISPATCH.
     def _enable_pyobj_dispatch(self, enabled: bool = True) -> None:
@@ -74,10 +74,8 @@ class FastOverload(_core.CallSlot, OpOverload):
 
 
 class FastPacket(_core.CallSlot, OpOverloadPacket):
-    """``torch.ops.ns.name``, called by the C++ routine while it has one overload."""
-
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        return self._op(*args, **kwargs)
+    __doc__ = OpOverloadPacket.__doc__  # torch.ops.ns.name; direct while it has one overload
+    __call__ = OpOverloadPacket.__call__
 
     def __copy__(self) -> FastPacket:
         return self
@@ -100,10 +98,8 @@ class FastPacket(_core.CallSlot, OpOverloadPacket):
 
 
 class OpDef(_core.CallSlot, custom_ops.CustomOpDef):
-    """What :func:`hotop.custom_op` returns: a ``CustomOpDef`` at the price of a function call."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._opoverload(*args, **kwargs)
+    __doc__ = custom_ops.CustomOpDef.__doc__  # what hotop.custom_op returns
+    __call__ = custom_ops.CustomOpDef.__call__
 
     def __copy__(self) -> OpDef:
         return self

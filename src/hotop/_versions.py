@@ -41,9 +41,9 @@ class _CountedFormula:
             return backward
 
         def counted(ctx: Any, *grads: Any) -> Any:
+            expected = len(ctx.needs_input_grad)
             result = backward(ctx, *grads)
             returned = len(result) if isinstance(result, tuple) else 1
-            expected = len(ctx.needs_input_grad)
             surplus = result[expected:] if isinstance(result, tuple) else ()
             if returned < expected or any(grad is not None for grad in surplus):
                 raise RuntimeError(
