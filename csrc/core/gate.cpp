@@ -140,6 +140,18 @@ HOTOP_INLINE const Route* known_route(Plan& plan, uint64_t keys) {
   return nullptr;
 }
 
+// PyTorch's BackendSelect reads the device among the positional arguments, where a keyword-only one
+// or one that equals its default is not found; then the error is PyTorch's to raise.
+HOTOP_COLD Kernel* selected_kernel(Plan& plan, const Call& call) {
+  const int position = plan.device_position;
+  if (position < 0 || position >= call.count || position >= plan.positional_count) return nullptr;
+  PyObject* device = call.values[position];
+  if (device == nullptr || !Py_IS_TYPE(device, &THPDeviceType)) return nullptr;
+  PyObject* usual = plan.arguments[position].default_value.get();
+  if (usual != nullptr && equals_default(Kind::Device, device, usual)) return nullptr;
+  return kernel_for_device(plan, device);
+}
+
 // Device contexts only pass calls on; a mode is off inside its own handler, so the kernel runs
 // without them.
 HOTOP_COLD bool only_device_contexts(const FunctionModes& modes) {
@@ -202,11 +214,7 @@ bool prepare(Plan& plan, Call* call, PyObject* const* args, Py_ssize_t nargs, Py
   call->route = route;
   call->kernel = route->kernel;
   if (HOTOP_UNLIKELY(route->selects_backend)) {
-    PyObject* device = plan.device_position >= 0 && plan.device_position < call->count
-                           ? call->values[plan.device_position]
-                           : nullptr;
-    const bool is_device = device != nullptr && Py_IS_TYPE(device, &THPDeviceType);
-    call->kernel = is_device ? kernel_for_device(plan, device) : nullptr;
+    call->kernel = selected_kernel(plan, *call);
     if (call->kernel == nullptr) return refuse(verdict, Reason::BackendSelect);
   }
   if (facts.any_autograd_meta && route->below_autograd) {
