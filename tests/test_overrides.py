@@ -1,12 +1,15 @@
 """What is registered after the definition counts from the next call, from Python and from C++."""
 
+import ctypes
+import os
+import subprocess
 import textwrap
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.cpp_extension import load_inline
+from torch.utils.cpp_extension import include_paths, library_paths
 
 import hotop
 
@@ -22,28 +25,30 @@ CPP = textwrap.dedent(
     TORCH_LIBRARY_IMPL(cpp_first, CPU, m) { m.impl("own", plus_hundred); }
     TORCH_LIBRARY_FRAGMENT(cpp_fragment, m) { m.def("own(Tensor x) -> Tensor"); }
 
-    // Late overrides of ops that Python defined: each is registered when called, and undone.
+    // A late override of an op that Python defined: what TORCH_LIBRARY_IMPL does, when called.
     std::unique_ptr<torch::Library> late;
-    void override_key(const std::string& ns, const std::string& name, const std::string& key) {
+    extern "C" void override_key(const char* ns, const char* name, const char* key) {
       late = std::make_unique<torch::Library>(torch::Library::IMPL, ns,
           c10::parseDispatchKey(key), __FILE__, __LINE__);
-      late->impl(name.c_str(), plus_thousand);
+      late->impl(name, plus_thousand);
     }
-    void undo() { late.reset(); }
+    extern "C" void undo() { late.reset(); }
     """
 )
 
 
 @pytest.fixture(scope="module")
-def cpp(tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped-def]
+def cpp(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    # Not torch.utils.cpp_extension.load_inline: its link line breaks where a path has a space.
     folder: Path = tmp_path_factory.mktemp("extension")
-    return load_inline(
-        "hotop_override_test",
-        CPP,
-        functions=["override_key", "undo"],
-        build_directory=str(folder),
-        extra_cflags=["-O0"],
-    )
+    source, library = folder / "override.cpp", folder / "override.so"
+    source.write_text(CPP)
+    command = [os.environ.get("CXX", "c++"), "-std=c++20", "-O0", "-shared", "-fPIC", str(source)]
+    command += [f"-I{path}" for path in include_paths()]
+    command += [f"-L{path}" for path in library_paths()]
+    command += [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}"]
+    subprocess.run([*command, "-ltorch_cpu", "-lc10", "-o", str(library)], check=True)
+    return ctypes.CDLL(str(library))
 
 
 def define(qualname: str, **options: object):  # type: ignore[no-untyped-def]
@@ -54,12 +59,12 @@ def define(qualname: str, **options: object):  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.parametrize("key", ["CPU", "AutogradCPU", "ADInplaceOrView", "AutocastCPU"])
-def test_cpp_override(cpp, key: str) -> None:  # type: ignore[no-untyped-def]
+def test_cpp_override(cpp: ctypes.CDLL, key: str) -> None:
     op = define(f"late_{key.lower()}::f")
     x = torch.zeros(1)
     handles = (op, op._opoverload, op._opoverload.overloadpacket)
     assert [h(x).item() for h in handles] == [1, 1, 1]
-    cpp.override_key(f"late_{key.lower()}", "f", key)
+    cpp.override_key(f"late_{key.lower()}".encode(), b"f", key.encode())
     try:
         with torch.autocast("cpu"):
             assert [h(x).item() for h in handles] == [1000, 1000, 1000]
@@ -71,7 +76,7 @@ def test_cpp_override(cpp, key: str) -> None:  # type: ignore[no-untyped-def]
     assert hotop.explain(op, x).direct
 
 
-def test_namespaces_declared_by_cpp(cpp) -> None:  # type: ignore[no-untyped-def]
+def test_namespaces_declared_by_cpp(cpp: ctypes.CDLL) -> None:
     for namespace in ("cpp_first", "cpp_fragment"):
         op = define(f"{namespace}::f")
         assert hotop.explain(op, torch.zeros(1)).direct

@@ -150,6 +150,19 @@ def observe(
     return seen
 
 
+def left_factory(*args: Any, **kwargs: Any) -> Any:
+    """Make PyTorch's op, on the C++ dispatcher.
+
+    The dispatch of its own that 2.15 has between Python kernels checks neither arguments nor
+    returns as the dispatcher does, and records no profiler event. hotop keeps all three on every
+    version, so the twin of a hotop op is PyTorch's op without that dispatch.
+    """
+    op = torch.library.custom_op(*args, **kwargs)
+    if hasattr(op._opoverload, "_enable_pyobj_dispatch"):
+        op._opoverload._enable_pyobj_dispatch(False)
+    return op
+
+
 class Twin:
     """One kernel as a `torch.library.custom_op` and as an op of hotop.
 
@@ -187,9 +200,7 @@ class Twin:
         # Off where the kernel entered is not one that records, or one put under the op by others.
         self.check_explain = record
         self.direct: bool | None = None
-        for namespace, factory in zip(
-            NAMESPACES, (torch.library.custom_op, RIGHT_FACTORY), strict=True
-        ):
+        for namespace, factory in zip(NAMESPACES, (left_factory, RIGHT_FACTORY), strict=True):
             op = factory(
                 f"{namespace}::{self.name}{overload and '.' + overload}",
                 function,

@@ -12,7 +12,7 @@ def problem():
     """Return what is missing, or None."""
     if sys.version_info < (3, 11):
         return (
-            "hotop needs Python 3.11 or newer, and %s is %d.%d. Name another with: "
+            "Python 3.11 or newer is needed, and %s is %d.%d. Name another with: "
             "make PYTHON=/path/to/python3.11" % (sys.executable, *sys.version_info[:2])
         )
     try:
