@@ -15,6 +15,7 @@ import hotop
 
 CPP = textwrap.dedent(
     """
+    #include <ATen/ATen.h>
     #include <torch/library.h>
 
     at::Tensor plus_hundred(const at::Tensor& x) { return x + 100; }
