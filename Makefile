@@ -21,12 +21,14 @@ build: $(VENV)/.built
 
 $(VENV)/.tools: tools/check_machine.py Makefile
 	$(PYTHON) tools/check_machine.py
+	@echo "hotop: setting up $(VENV) with $(TORCH)"
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install -q --disable-pip-version-check $(TORCH) scikit-build-core cmake ninja
 	touch $@
 
 # Without isolation: the core must be built against the torch in .venv.
 $(VENV)/.built: $(VENV)/.tools $(SOURCES)
+	@echo "hotop: building the C++ core (about a minute)"
 	$(PY) -m pip install -q --disable-pip-version-check --no-build-isolation -e '.[dev]'
 	touch $@
 
