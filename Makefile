@@ -5,6 +5,13 @@ TORCH ?= torch==2.13.0
 TORCH_215 ?= torch==2.15.0
 VENV := .venv
 
+# PyTorch's Inductor cannot link against a torch whose path has a space in it, so then the virtual
+# environment lies in the user's cache.
+empty :=
+ifneq (,$(findstring $(empty) $(empty),$(CURDIR)))
+VENV := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/hotop/venv-$(firstword $(shell printf %s "$(CURDIR)" | cksum))
+endif
+
 PY := $(VENV)/bin/python
 SOURCES := $(shell find csrc cmake -type f) CMakeLists.txt pyproject.toml
 
@@ -22,6 +29,7 @@ build: $(VENV)/.built
 $(VENV)/.tools: tools/check_machine.py Makefile
 	$(PYTHON) tools/check_machine.py
 	@echo "hotop: setting up $(VENV) with $(TORCH)"
+	mkdir -p $(dir $(VENV))
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install -q --disable-pip-version-check $(TORCH) scikit-build-core cmake ninja
 	touch $@

@@ -107,7 +107,11 @@ def _run_phases(args: argparse.Namespace, console: Console) -> reporting.Report:
 
     progress = Progress(console)
     phases = {"eager": run_eager(work, progress)}
-    if not args.no_compile:
+    if not args.no_compile and " " in torch.__file__:
+        console.print(
+            "torch.compile left out: Inductor cannot link against a torch whose path has a space."
+        )
+    elif not args.no_compile:
         try:
             phases["compiled"] = run_compiled(work, progress)
         except InductorError as error:
