@@ -1,6 +1,10 @@
 // The call routine: gate, version bump, kernel in its thread state, checks on the result.
 #include "call.h"
 
+#include <torch/csrc/Exceptions.h>
+
+#include <exception>
+
 #include "gate.h"
 #include "results.h"
 #include "slot.h"
@@ -56,7 +60,8 @@ HOTOP_INLINE void bump_version(PyObject* tensor) {
   if (!variable.is_inference()) variable.unsafeGetTensorImpl()->bump_version();
 }
 
-void bump_versions(const Plan& plan, const Call& call) {
+// False with an error set when PyTorch does not allow the change.
+bool bump_versions(const Plan& plan, const Call& call) try {
   for (const int position : plan.mutated_positions) {
     if (position >= call.count) break;
     PyObject* value = call.values[position];
@@ -70,6 +75,10 @@ void bump_versions(const Plan& plan, const Call& call) {
       if (element != Py_None) bump_version(element);
     }
   }
+  return true;
+} catch (...) {
+  torch::translate_exception_to_python(std::current_exception());
+  return false;
 }
 
 bool stands_for_default(const Argument& argument, PyObject* value) {
@@ -279,7 +288,7 @@ PyObject* call_direct(PyObject* self, PyObject* const* args, size_t nargsf, PyOb
   PyObject* result = nullptr;
   {
     BelowAutograd below(*call.thread, call.route->below_autograd);
-    if (call.route->bumps_versions) bump_versions(plan, call);
+    if (call.route->bumps_versions && !bump_versions(plan, call)) return nullptr;
     if (HOTOP_UNLIKELY(call.stash_modes)) {
       StashedModes without_modes;
       result = call_kernel(function.get(), outgoing, positional | lent, keywords.get());

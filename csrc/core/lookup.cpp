@@ -29,7 +29,18 @@ HOTOP_COLD PyObject* get_on_miss(PyObject* self, PyObject* name) {
   return PyObject_GenericGetAttr(self, name);
 }
 
+// A module's ordinary look-up, when its class has no attribute of that name.
+HOTOP_INLINE PyObject* get_from_module(PyObject* self, PyObject* name) {
+  if (!PyModule_Check(self) || _PyType_Lookup(Py_TYPE(self), name) != nullptr) return nullptr;
+  PyObject* value = PyDict_GetItemWithError(PyModule_GetDict(self), name);
+  Py_XINCREF(value);
+  return value;
+}
+
 PyObject* get_attribute(PyObject* self, PyObject* name) {
+  PyObject* found = get_from_module(self, name);
+  if (HOTOP_LIKELY(found != nullptr)) return found;
+  if (PyErr_Occurred()) return nullptr;
   PyObject* value = _PyObject_GenericGetAttrWithDict(self, name, nullptr, /*suppress=*/1);
   if (HOTOP_LIKELY(value != nullptr)) return value;
   return PyErr_Occurred() ? nullptr : get_on_miss(self, name);

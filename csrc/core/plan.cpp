@@ -357,7 +357,7 @@ const Route* find_route(Plan& plan, c10::DispatchKeySet keys, c10::DispatchKey* 
   return nullptr;
 }
 
-Kernel* kernel_for_device(Plan& plan, PyObject* device) {
+Kernel* kernel_for_device(Plan& plan, PyObject* device) try {
   const c10::Device wanted = reinterpret_cast<THPDevice*>(device)->device;
   const c10::DispatchKey key =
       c10::computeDispatchKey(std::nullopt, std::nullopt, std::optional<c10::Device>(wanted));
@@ -369,6 +369,8 @@ Kernel* kernel_for_device(Plan& plan, PyObject* device) {
   const bool registered =
       kernel != nullptr && kernel->role == Role::Backend && kernel->device_type.get() != Py_None;
   return registered ? kernel : nullptr;
+} catch (const std::exception&) {
+  return nullptr;  // no dispatch key for this device type: PyTorch says so better
 }
 
 }  // namespace hotop
