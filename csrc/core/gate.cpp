@@ -74,19 +74,20 @@ bool fill_gaps(const Plan& plan, Call* call, Verdict* verdict) {
   return true;
 }
 
-bool check_tail(const Plan& plan, Call* call, int position, TensorFacts* facts, Verdict* verdict) {
+bool check_tail(Plan& plan, Call* call, int position, TensorFacts* facts, Verdict* verdict) {
   for (const int count = call->count; position < count; ++position) {
     PyObject* value = call->values[position];
     if (value == nullptr) continue;
-    const Argument& argument = plan.arguments[position];
+    Argument& argument = plan.arguments[position];
     if (value == Py_None && argument.optional) continue;
     if (argument.kind == Kind::Tensor) {
       if (HOTOP_UNLIKELY(!is_exact_tensor(value))) return refuse(verdict, Reason::Value, position);
       facts->add(value);
       continue;
     }
-    if (HOTOP_LIKELY(fits_as_is(argument.kind, value))) continue;
-    const Fit fit = fit_by_conversion(argument.kind, &value, facts);
+    const bool list = is_list(argument.kind);
+    if (!list && HOTOP_LIKELY(fits_as_is(argument.kind, value))) continue;
+    const Fit fit = list ? fit_list(argument, &value, facts) : fit_scalar(argument.kind, &value);
     if (fit == Fit::AsIs) continue;
     if (fit == Fit::Replaced) {
       call->replace(position, value);
@@ -175,6 +176,7 @@ bool thread_has_frame_callback() {
 
 bool prepare(Plan& plan, Call* call, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames,
              Verdict* verdict) {
+  call->plan = &plan;
   if (HOTOP_UNLIKELY(!plan.live)) return refuse(verdict, Reason::NoPlan);
   if (HOTOP_LIKELY(kwnames == nullptr)) {
     if (HOTOP_UNLIKELY(nargs < plan.required_count || nargs > plan.positional_count)) {

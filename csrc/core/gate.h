@@ -33,8 +33,10 @@ struct Verdict {
   c10::DispatchKey key = c10::DispatchKey::Undefined;  // where the walk left the known road
 };
 
-// One call on its way. Lives on the C stack; values are borrowed unless listed in `owned`.
+// One call on its way. Lives on the C stack; values are borrowed unless listed in `owned`. The plan
+// must outlive it.
 struct Call {
+  Plan* plan;
   PyObject* const* values;  // by schema position; null: not given
   int count;                // positions [0, count) are present in `values`
   bool by_schema;           // `values` is `buffer + 1`, with keywords put in their places
@@ -44,17 +46,22 @@ struct Call {
   const Route* route;
   Kernel* kernel;
   PyObject* owned[kMaxArguments];
+  uint8_t owned_for[kMaxArguments];     // the argument that each was made for
   PyObject* buffer[kMaxArguments + 1];  // one spare word in front, as the vectorcall protocol likes
 
   Call() : count(0), by_schema(false), stash_modes(false), owned_count(0) {}
   ~Call() {
-    while (HOTOP_UNLIKELY(owned_count > 0)) Py_DECREF(owned[--owned_count]);
+    while (HOTOP_UNLIKELY(owned_count > 0)) {
+      --owned_count;
+      give_back(plan->arguments[owned_for[owned_count]], owned[owned_count]);
+    }
   }
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
 
   // At most once per argument, so `owned` has a place for each.
   void replace(int position, PyObject* fresh) {
+    owned_for[owned_count] = static_cast<uint8_t>(position);
     owned[owned_count++] = fresh;
     own_buffer();
     buffer[1 + position] = fresh;

@@ -191,7 +191,10 @@ int plan_traverse(PyObject* self, visitproc visit, void* arg) {
   Plan* plan = reinterpret_cast<PlanObject*>(self)->plan;
   if (plan == nullptr) return 0;
   Py_VISIT(plan->check_result.get());
-  for (const Argument& argument : plan->arguments) Py_VISIT(argument.default_value.get());
+  for (const Argument& argument : plan->arguments) {
+    Py_VISIT(argument.default_value.get());
+    Py_VISIT(argument.spare_list.get());
+  }
   for (const Kernel& kernel : plan->kernels) Py_VISIT(kernel.function.get());
   return 0;
 }

@@ -42,6 +42,7 @@ struct Argument {
   PyRef default_value;  // null when the argument is required
   Kind kind = Kind::Other;
   bool optional = false;  // None is a value of its type
+  PyRef spare_list;       // empty, with room: the list of an earlier call that nobody kept
 };
 
 // How a kernel that hotop knows takes part in PyTorch's walk through the dispatcher.

@@ -7,53 +7,73 @@ namespace hotop {
 
 namespace {
 
-// list, tuple or torch.Size of scalars -> a new list
-template <Kind element_kind>
-Fit convert_scalar_list(PyObject** value) {
+constexpr Py_ssize_t kLargestSpare = 64;
+
+PyListObject* as_list(PyObject* object) { return reinterpret_cast<PyListObject*>(object); }
+
+// A list without elements and with room for `size`. Making one costs three times as much as
+// filling it, so the argument's last one is taken when nobody else kept it.
+PyRef empty_list(Argument& argument, Py_ssize_t size) {
+  PyRef spare = std::move(argument.spare_list);
+  if (spare && Py_REFCNT(spare.get()) == 1 && Py_SIZE(spare.get()) == 0 &&
+      as_list(spare.get())->allocated >= size) {
+    return spare;
+  }
+  auto fresh = PyRef::steal(PyList_New(size));
+  if (fresh) Py_SET_SIZE(as_list(fresh.get()), 0);
+  return fresh;
+}
+
+bool is_sequence_of(Kind element_kind, PyObject* source) {
+  return PyList_CheckExact(source) || PyTuple_CheckExact(source) ||
+         (element_kind == Kind::Int && Py_IS_TYPE(source, &THPSizeType));
+}
+
+// `fit(element, &out)` gives a new reference to what stands in the copy.
+template <Kind element_kind, typename FitElement>
+HOTOP_INLINE Fit copy_list(Argument& argument, PyObject** value, FitElement fit_element) {
   PyObject* source = *value;
-  if (!PyList_CheckExact(source) && !PyTuple_CheckExact(source) &&
-      !(element_kind == Kind::Int && Py_IS_TYPE(source, &THPSizeType))) {
-    return Fit::No;
-  }
+  if (!is_sequence_of(element_kind, source)) return Fit::No;
   const Py_ssize_t size = PySequence_Fast_GET_SIZE(source);
-  auto copy = PyRef::steal(PyList_New(size));
+  PyRef copy = empty_list(argument, size);
   if (!copy) return Fit::Error;
-  // The allocation may have run the collector, and a finalizer may have changed the source.
+  // An allocation may have run the collector, and a finalizer may have changed the source.
   if (HOTOP_UNLIKELY(PySequence_Fast_GET_SIZE(source) != size)) return Fit::No;
+  PyObject** places = as_list(copy.get())->ob_item;
   for (Py_ssize_t i = 0; i < size; ++i) {
-    PyObject* element = PySequence_Fast_GET_ITEM(source, i);
-    if (HOTOP_LIKELY(fits_as_is(element_kind, element))) {
-      Py_INCREF(element);
-    } else {
-      const Fit fit = fit_by_conversion(element_kind, &element, nullptr);
-      if (fit != Fit::Replaced) return fit;
+    const Fit fit = fit_element(PySequence_Fast_GET_ITEM(source, i), &places[i]);
+    if (HOTOP_UNLIKELY(fit != Fit::Replaced)) {
+      while (i > 0) Py_DECREF(places[--i]);
+      return fit;
     }
-    PyList_SET_ITEM(copy.get(), i, element);
   }
+  Py_SET_SIZE(as_list(copy.get()), size);
   *value = copy.release();
   return Fit::Replaced;
 }
 
-// list or tuple of Tensors -> a new list of the same Tensors
-Fit copy_tensor_list(bool none_allowed, PyObject** value, TensorFacts* facts) {
-  PyObject* source = *value;
-  if (!PyList_CheckExact(source) && !PyTuple_CheckExact(source)) return Fit::No;
-  const Py_ssize_t size = PySequence_Fast_GET_SIZE(source);
-  auto copy = PyRef::steal(PyList_New(size));
-  if (!copy) return Fit::Error;
-  if (HOTOP_UNLIKELY(PySequence_Fast_GET_SIZE(source) != size)) return Fit::No;
-  for (Py_ssize_t i = 0; i < size; ++i) {
-    PyObject* element = PySequence_Fast_GET_ITEM(source, i);
+template <Kind element_kind>
+Fit copy_scalars(Argument& argument, PyObject** value) {
+  return copy_list<element_kind>(argument, value, [](PyObject* element, PyObject** out) {
+    *out = element;
+    if (HOTOP_UNLIKELY(!fits_as_is(element_kind, element))) return fit_scalar(element_kind, out);
+    Py_INCREF(element);
+    return Fit::Replaced;
+  });
+}
+
+Fit copy_tensors(Argument& argument, PyObject** value, TensorFacts* facts) {
+  const bool none_allowed = argument.kind == Kind::OptionalTensorList;
+  return copy_list<Kind::Tensor>(argument, value, [&](PyObject* element, PyObject** out) {
     if (HOTOP_LIKELY(is_exact_tensor(element))) {
       facts->add(element);
     } else if (!none_allowed || element != Py_None) {
       return Fit::No;
     }
     Py_INCREF(element);
-    PyList_SET_ITEM(copy.get(), i, element);
-  }
-  *value = copy.release();
-  return Fit::Replaced;
+    *out = element;
+    return Fit::Replaced;
+  });
 }
 
 bool equal_lists(Kind element_kind, PyObject* value, PyObject* default_value) {
@@ -71,7 +91,7 @@ bool equal_lists(Kind element_kind, PyObject* value, PyObject* default_value) {
 
 }  // namespace
 
-Fit fit_by_conversion(Kind kind, PyObject** value, TensorFacts* facts) {
+Fit fit_scalar(Kind kind, PyObject** value) {
   switch (kind) {
     case Kind::Int:
       if (!PyBool_Check(*value)) return Fit::No;
@@ -97,19 +117,45 @@ Fit fit_by_conversion(Kind kind, PyObject** value, TensorFacts* facts) {
         return Fit::No;
       }
       return Fit::AsIs;
-    case Kind::TensorList:
-      return copy_tensor_list(false, value, facts);
-    case Kind::OptionalTensorList:
-      return copy_tensor_list(true, value, facts);
-    case Kind::IntList:
-      return convert_scalar_list<Kind::Int>(value);
-    case Kind::FloatList:
-      return convert_scalar_list<Kind::Float>(value);
-    case Kind::BoolList:
-      return convert_scalar_list<Kind::Bool>(value);
     default:
       return Fit::No;
   }
+}
+
+Fit fit_list(Argument& argument, PyObject** value, TensorFacts* facts) {
+  switch (argument.kind) {
+    case Kind::TensorList:
+    case Kind::OptionalTensorList:
+      return copy_tensors(argument, value, facts);
+    case Kind::IntList:
+      return copy_scalars<Kind::Int>(argument, value);
+    case Kind::FloatList:
+      return copy_scalars<Kind::Float>(argument, value);
+    case Kind::BoolList:
+      return copy_scalars<Kind::Bool>(argument, value);
+    default:
+      return Fit::No;
+  }
+}
+
+void give_back(Argument& argument, PyObject* made) {
+  auto owned = PyRef::steal(made);
+  if (!PyList_CheckExact(made) || Py_REFCNT(made) != 1 || argument.spare_list) return;
+  PyListObject* list = as_list(made);
+  if (list->allocated == 0 || list->allocated > kLargestSpare) return;
+  // Letting elements go may run finalizers; meanwhile the list is an ordinary empty one.
+  const Py_ssize_t size = Py_SIZE(list);
+  const Py_ssize_t room = std::exchange(list->allocated, 0);
+  PyObject** places = std::exchange(list->ob_item, nullptr);
+  Py_SET_SIZE(list, 0);
+  for (Py_ssize_t i = 0; i < size; ++i) Py_DECREF(places[i]);
+  if (HOTOP_UNLIKELY(list->ob_item != nullptr)) {
+    PyMem_Free(places);
+    return;
+  }
+  list->ob_item = places;
+  list->allocated = room;
+  if (!argument.spare_list) argument.spare_list = std::move(owned);
 }
 
 bool equals_default(Kind kind, PyObject* value, PyObject* default_value) {

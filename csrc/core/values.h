@@ -46,6 +46,8 @@ HOTOP_INLINE bool is_plain_str(PyObject* value) {
          PyUnicode_IS_COMPACT_ASCII(value);
 }
 
+HOTOP_INLINE bool is_list(Kind kind) { return kind >= Kind::TensorList && kind < Kind::Other; }
+
 // Outcome of looking at one value. `Replaced`: `*value` is a new reference.
 enum class Fit : uint8_t { AsIs, Replaced, No, Error };
 
@@ -76,8 +78,14 @@ HOTOP_INLINE bool fits_as_is(Kind kind, PyObject* value) {
   }
 }
 
-// Everything else: lists become new lists, bool becomes int, int becomes float.
-Fit fit_by_conversion(Kind kind, PyObject** value, TensorFacts* facts);
+// A bool becomes an int, an int a float; a str that is not ASCII is looked at.
+Fit fit_scalar(Kind kind, PyObject** value);
+
+// A list becomes a new list of the same elements, or of converted ones.
+Fit fit_list(Argument& argument, PyObject** value, TensorFacts* facts);
+
+// Ends the life of what `fit_scalar` or `fit_list` made for this argument.
+void give_back(Argument& argument, PyObject* made);
 
 // True when PyTorch would drop this value from a call because it equals the schema's default.
 bool equals_default(Kind kind, PyObject* value, PyObject* default_value);
