@@ -57,8 +57,8 @@ bench: build
 # The suite on PyTorch 2.15, in a virtual environment of its own. Never part of `make test`: on
 # Linux pip may bring a CUDA build of several GB.
 test-2.15:
-	PIP_CONFIG_FILE=/dev/null $(MAKE) VENV=.venv-2.15 TORCH="$(TORCH_215)" build
-	.venv-2.15/bin/python -m pytest tests
+	PIP_CONFIG_FILE=/dev/null $(MAKE) VENV=$(VENV)-2.15 TORCH="$(TORCH_215)" build
+	$(VENV)-2.15/bin/python -m pytest tests
 
 clean:
-	rm -rf build $(VENV) .venv-2.15
+	rm -rf build $(VENV) $(VENV)-2.15
