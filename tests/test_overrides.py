@@ -3,6 +3,7 @@
 import ctypes
 import os
 import subprocess
+import sys
 import textwrap
 from pathlib import Path
 
@@ -132,6 +133,24 @@ def test_each_device_of_a_list_keeps_its_own_kernel() -> None:
     op = define("late_list::f", device_types=["cpu", "cuda"])
     op.register_kernel("cuda", lambda x: x + 50)
     assert op(torch.zeros(1)).item() == 1
+
+
+def test_devices_of_an_op_without_tensors_are_added_in_silence() -> None:
+    """In a process of its own: PyTorch warns of a replaced kernel only once."""
+    program = textwrap.dedent(
+        """
+        import hotop, torch
+        def body(n: int, device: torch.device) -> torch.Tensor:
+            return torch.ones(n)
+        op = hotop.custom_op("quiet::f", body, mutates_args=(), device_types=["cpu", "cuda"])
+        op.register_kernel("xpu")(body)
+        assert op(2, torch.device("cpu")).shape == (2,)
+        assert hotop.explain(op, 2, torch.device("cpu")).direct
+        """
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "previously registered kernel" not in done.stderr
 
 
 def test_overloads_and_packets() -> None:

@@ -55,26 +55,13 @@ class StashedModes {
   FunctionModes modes_;
 };
 
-HOTOP_INLINE void bump_version(PyObject* tensor) {
-  const at::Tensor& variable = THPVariable_Unpack(tensor);
-  if (!variable.is_inference()) variable.unsafeGetTensorImpl()->bump_version();
-}
-
 // False with an error set when PyTorch does not allow the change.
 bool bump_versions(const Plan& plan, const Call& call) try {
-  for (const int position : plan.mutated_positions) {
-    if (position >= call.count) break;
-    PyObject* value = call.values[position];
-    if (value == nullptr || value == Py_None) continue;
-    if (plan.arguments[position].kind == Kind::Tensor) {
-      bump_version(value);
-      continue;
-    }
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(value); ++i) {
-      PyObject* element = PyList_GET_ITEM(value, i);
-      if (element != Py_None) bump_version(element);
-    }
-  }
+  any_tensor(plan, call, plan.mutated_positions, [](PyObject* tensor, int) {
+    const at::Tensor& variable = THPVariable_Unpack(tensor);
+    if (!variable.is_inference()) variable.unsafeGetTensorImpl()->bump_version();
+    return false;
+  });
   return true;
 } catch (...) {
   torch::translate_exception_to_python(std::current_exception());
@@ -118,25 +105,6 @@ PyRef pack_keywords(const Plan& plan, Call* call, int positional) {
   return names;
 }
 
-// Calls `visit` with every Tensor among the inputs until it returns true.
-template <typename Visit>
-HOTOP_INLINE bool any_input(const Plan& plan, const Call& call, Visit visit) {
-  for (const int position : plan.tensor_positions) {
-    if (position >= call.count) break;
-    PyObject* value = call.values[position];
-    if (value == nullptr || value == Py_None) continue;
-    if (HOTOP_LIKELY(plan.arguments[position].kind == Kind::Tensor)) {
-      if (visit(value)) return true;
-      continue;
-    }
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(value); ++i) {
-      PyObject* element = PyList_GET_ITEM(value, i);
-      if (THPVariable_Check(element) && visit(element)) return true;
-    }
-  }
-  return false;
-}
-
 // The storages that an output may not have: those of the inputs, and of the outputs before it.
 class TakenStorages {
  public:
@@ -149,8 +117,8 @@ class TakenStorages {
     if (HOTOP_LIKELY(count_ < 0)) {  // the first output needs no list
       count_ = 0;
       first_ = storage;
-      return !any_input(plan_, call_,
-                        [storage](PyObject* input) { return storage_of(input) == storage; });
+      return !any_tensor(plan_, call_, plan_.tensor_positions,
+                         [storage](PyObject* input, int) { return storage_of(input) == storage; });
     }
     if (count_ == 0 && !collect()) return false;
     for (int i = 0; i < count_; ++i) {
@@ -166,7 +134,7 @@ class TakenStorages {
 
   bool collect() {
     taken_[count_++] = first_;
-    return !any_input(plan_, call_, [this](PyObject* input) {
+    return !any_tensor(plan_, call_, plan_.tensor_positions, [this](PyObject* input, int) {
       if (count_ == kMax) return true;
       taken_[count_++] = storage_of(input);
       return false;

@@ -56,7 +56,6 @@ bool bind_keywords(const Plan& plan, Call* call, PyObject* const* args, Py_ssize
   }
   call->values = values;
   call->count = end;
-  call->by_schema = true;
   return true;
 }
 
@@ -105,25 +104,13 @@ struct GradFacts {
 
 HOTOP_COLD GradFacts grad_facts(const Plan& plan, const Call& call) {
   GradFacts facts;
-  const auto look = [&](PyObject* tensor, int position) {
+  any_tensor(plan, call, plan.tensor_positions, [&](PyObject* tensor, int position) {
     const auto* meta = impl_of(tensor)->autograd_meta();
-    if (meta == nullptr) return;
+    if (meta == nullptr) return false;
     if (facts.requires_grad < 0 && meta->requires_grad()) facts.requires_grad = position;
     if (facts.tangent < 0 && has_tangent(meta)) facts.tangent = position;
-  };
-  for (const int position : plan.tensor_positions) {
-    if (position >= call.count) break;
-    PyObject* value = call.values[position];
-    if (value == nullptr || value == Py_None) continue;
-    if (plan.arguments[position].kind == Kind::Tensor) {
-      look(value, position);
-      continue;
-    }
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(value); ++i) {
-      PyObject* element = PyList_GET_ITEM(value, i);
-      if (element != Py_None) look(element, position);
-    }
-  }
+    return false;
+  });
   return facts;
 }
 

@@ -39,7 +39,6 @@ struct Call {
   Plan* plan;
   PyObject* const* values;  // by schema position; null: not given
   int count;                // positions [0, count) are present in `values`
-  bool by_schema;           // `values` is `buffer + 1`, with keywords put in their places
   bool stash_modes;         // device contexts are active: the kernel runs without them
   int owned_count;
   ThreadState* thread;
@@ -49,7 +48,7 @@ struct Call {
   uint8_t owned_for[kMaxArguments];     // the argument that each was made for
   PyObject* buffer[kMaxArguments + 1];  // one spare word in front, as the vectorcall protocol likes
 
-  Call() : count(0), by_schema(false), stash_modes(false), owned_count(0) {}
+  Call() : count(0), stash_modes(false), owned_count(0) {}
   ~Call() {
     while (HOTOP_UNLIKELY(owned_count > 0)) {
       --owned_count;
@@ -74,6 +73,27 @@ struct Call {
     values = buffer + 1;
   }
 };
+
+// Calls visit(tensor, position) for every Tensor that stands in one of these arguments, list
+// elements included, until it returns true.
+template <typename Visit>
+HOTOP_INLINE bool any_tensor(const Plan& plan, const Call& call,
+                             const std::vector<uint8_t>& positions, Visit visit) {
+  for (const int position : positions) {
+    if (position >= call.count) break;
+    PyObject* value = call.values[position];
+    if (value == nullptr || value == Py_None) continue;
+    if (HOTOP_LIKELY(plan.arguments[position].kind == Kind::Tensor)) {
+      if (visit(value, position)) return true;
+      continue;
+    }
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(value); ++i) {
+      PyObject* element = PyList_GET_ITEM(value, i);
+      if (THPVariable_Check(element) && visit(element, position)) return true;
+    }
+  }
+  return false;
+}
 
 // True: call `call->kernel`. False: PyTorch's call, or an error when PyErr_Occurred().
 bool prepare(Plan& plan, Call* call, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames,

@@ -29,7 +29,7 @@ bool is_sequence_of(Kind element_kind, PyObject* source) {
          (element_kind == Kind::Int && Py_IS_TYPE(source, &THPSizeType));
 }
 
-// `fit(element, &out)` gives a new reference to what stands in the copy.
+// `fit_element(element, &out)` gives a new reference to what stands in the copy.
 template <Kind element_kind, typename FitElement>
 HOTOP_INLINE Fit copy_list(Argument& argument, PyObject** value, FitElement fit_element) {
   PyObject* source = *value;

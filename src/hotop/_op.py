@@ -114,6 +114,7 @@ class OpDef(_core.CallSlot, custom_ops.CustomOpDef):
         super()._define_dispatcher_op(schema_str, tags)
         self._plan: _core.Plan | None = None
         self._functions: dict[str | None, Callable[..., Any]] = {}
+        self._selects_backend = False
         if isinstance(self._opoverload, TorchBindOpOverload):
             # Script objects are PyTorch's own affair, down to the overload's class.
             _core.bind(self, None, self._opoverload)
@@ -211,6 +212,11 @@ class OpDef(_core.CallSlot, custom_ops.CustomOpDef):
         self._add_kernel("version_bump", "ADInplaceOrView")
 
     def _register_backend_select_dispatcher(self, device_arg_index: int) -> None:
+        # It reads the table of kernels in every call, so one serves every later device; PyTorch
+        # would warn of the second.
+        if self._selects_backend:
+            return
+        self._selects_backend = True
         super()._register_backend_select_dispatcher(device_arg_index)
         self._add_kernel("backend_select", "BackendSelect")
 
