@@ -37,7 +37,7 @@ $(VENV)/.tools: tools/check_machine.py Makefile
 # Without isolation: the core must be built against the torch in .venv.
 $(VENV)/.built: $(VENV)/.tools $(SOURCES)
 	@echo "hotop: building the C++ core (about a minute)"
-	$(PY) -m pip install -q --disable-pip-version-check --no-build-isolation -e '.[dev]'
+	$(PY) -m pip install -q --disable-pip-version-check --no-build-isolation $(TORCH) -e '.[dev]'
 	touch $@
 
 lint: build
