@@ -8,6 +8,7 @@
 #include "gate.h"
 #include "lookup.h"
 #include "slot.h"
+#include "tunable.h"
 
 namespace {
 
@@ -42,8 +43,9 @@ PyMODINIT_FUNC PyInit__core() {
       PyModule_AddFunctions(module.get(), hotop::explain_functions) < 0 ||
       PyModule_AddFunctions(module.get(), hotop::autograd_functions) < 0 ||
       PyModule_AddFunctions(module.get(), hotop::lookup_functions) < 0 ||
+      PyModule_AddFunctions(module.get(), hotop::tunable_functions) < 0 ||
       !hotop::add_plan_type(module.get()) || !hotop::add_slot_type(module.get()) ||
-      !hotop::load_gate_objects() ||
+      !hotop::add_tunable_type(module.get()) || !hotop::load_gate_objects() ||
       PyModule_AddStringConstant(module.get(), "TORCH_VERSION", HOTOP_TORCH_VERSION) < 0) {
     return nullptr;
   }

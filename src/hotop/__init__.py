@@ -3,7 +3,17 @@
 from hotop._define import custom_op
 from hotop._explain import Explanation, explain, is_native
 from hotop._fast_custom_op import fast_custom_op
+from hotop.tuner import tunable, tuning
 
 __version__ = "0.1.0"
 
-__all__ = ["Explanation", "__version__", "custom_op", "explain", "fast_custom_op", "is_native"]
+__all__ = [
+    "Explanation",
+    "__version__",
+    "custom_op",
+    "explain",
+    "fast_custom_op",
+    "is_native",
+    "tunable",
+    "tuning",
+]

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 _COMMANDS = {
     "bench": ("hotop.bench.cli", "measure what an op's call costs, against PyTorch's own ways"),
+    "tuner": ("hotop.tuner.cli", "show, merge and clear files of tuned choices"),
     "demo": ("hotop.demo.cli", "generate with a small transformer whose ops are made three ways"),
 }
 

@@ -1,0 +1,61 @@
+// Bucket rules and the table of tuned choices.
+#include "tuning_key.h"
+
+#include <algorithm>
+#include <bit>
+
+namespace hotop {
+
+int64_t BucketRule::bucket(int64_t size) const {
+  if (kind == Listed) {
+    auto place = std::lower_bound(sizes.begin(), sizes.end(), size);
+    return place == sizes.end() ? sizes.back() : *place;
+  }
+  if (kind == PowerOfTwo && size > 0) {
+    // Beyond 2^62 no power of two fits.
+    size = size > (int64_t{1} << 62) ? size : int64_t(std::bit_ceil(static_cast<uint64_t>(size)));
+  }
+  return cap >= 0 && size > cap ? cap : size;
+}
+
+void ChoiceTable::set(const Key& key, uint8_t tactic, bool tuned) {
+  if (const Choice* known = find(key)) {
+    auto* choice = const_cast<Choice*>(known);
+    choice->tactic = tactic;
+    choice->tuned = tuned;
+    return;
+  }
+  if (2 * (used_ + 1) > slots_.size()) grow();
+  const uint64_t hash = key.hash();
+  size_t i = hash & mask_;
+  while (slots_[i].length != 0) i = (i + 1) & mask_;
+  slots_[i] = {hash, static_cast<uint32_t>(pool_.size()), static_cast<uint16_t>(key.count), tactic,
+               tuned};
+  pool_.insert(pool_.end(), key.words, key.words + key.count);
+  ++used_;
+}
+
+void ChoiceTable::grow() {
+  std::vector<Choice> old(slots_.empty() ? 16 : 2 * slots_.size(), Choice{});
+  old.swap(slots_);
+  mask_ = slots_.size() - 1;
+  for (const Choice& choice : old) {
+    if (choice.length == 0) continue;
+    size_t i = choice.hash & mask_;
+    while (slots_[i].length != 0) i = (i + 1) & mask_;
+    slots_[i] = choice;
+  }
+}
+
+size_t ChoiceTable::tuned_count() const {
+  return std::count_if(slots_.begin(), slots_.end(),
+                       [](const Choice& slot) { return slot.length != 0 && slot.tuned; });
+}
+
+void ChoiceTable::clear() {
+  slots_.clear();
+  pool_.clear();
+  mask_ = used_ = 0;
+}
+
+}  // namespace hotop

@@ -1,0 +1,116 @@
+// The key of a tuned call: bucketed shapes, dtypes and values as 64-bit words, and the table of
+// keys.
+#pragma once
+
+#include <Python.h>
+
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "py_ref.h"
+#include "python_compat.h"
+
+namespace hotop {
+
+// How one dimension's size becomes part of a key.
+struct BucketRule {
+  enum Kind : uint8_t { Exact, PowerOfTwo, Listed, Left };  // Left: follows from other dimensions
+  int64_t dimension;                                        // may count from the end
+  Kind kind;
+  int64_t cap;                 // sizes above it count as this; negative: none
+  std::vector<int64_t> sizes;  // Listed, ascending: the first that is large enough, or the last
+
+  int64_t bucket(int64_t size) const;
+};
+
+// One parameter of the tuned function.
+struct KeyedParameter {
+  PyRef name;
+  PyRef default_value;  // null: required
+  bool ignored = false;
+  std::vector<BucketRule> rules;
+};
+
+// Words on the stack. A call whose key would be longer is not tuned.
+struct Key {
+  static constexpr int kMaxWords = 96;
+  uint64_t words[kMaxWords];
+  int count = 0;
+  bool too_long = false;
+  int device_type = -1;  // of the first Tensor
+
+  HOTOP_INLINE void add(uint64_t word) {
+    if (HOTOP_UNLIKELY(count == kMaxWords)) {
+      too_long = true;
+      return;
+    }
+    words[count++] = word;
+  }
+
+  HOTOP_INLINE uint64_t hash() const {
+    uint64_t state = 0x9E3779B97F4A7C15u ^ static_cast<uint64_t>(count);
+    for (int i = 0; i < count; ++i) {
+      const auto product = static_cast<unsigned __int128>(state ^ words[i]) * 0xD6E8FEB86659FD93u;
+      state = static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
+    }
+    return state;
+  }
+};
+
+// The first word of each value's part of a key.
+enum class KeyTag : uint8_t { Tensor = 1, None, Bool, Int, Float, Dtype, Object, List, Allowed };
+
+constexpr uint64_t tagged(KeyTag tag, uint64_t rest = 0) {
+  return static_cast<uint64_t>(tag) | rest << 8;
+}
+
+// Everything of a Tensor that its sizes do not say.
+constexpr uint64_t tensor_word(int dtype, int64_t dimensions, bool contiguous, int device_type,
+                               int device_index) {
+  return tagged(KeyTag::Tensor, static_cast<uint64_t>(dtype & 0xFF) | (contiguous ? 0x100u : 0u) |
+                                    static_cast<uint64_t>(dimensions & 0x7F) << 9 |
+                                    static_cast<uint64_t>(device_type & 0xFF) << 16 |
+                                    static_cast<uint64_t>(static_cast<uint8_t>(device_index))
+                                        << 24);
+}
+
+// Open addressing; keys are compared whole, so two keys of one hash never share a choice.
+class ChoiceTable {
+ public:
+  struct Choice {
+    uint64_t hash;
+    uint32_t offset;  // of the key's words in the pool
+    uint16_t length;  // 0: free
+    uint8_t tactic;
+    bool tuned;  // false: only a default that is remembered
+  };
+
+  HOTOP_INLINE const Choice* find(const Key& key) const {
+    if (HOTOP_UNLIKELY(slots_.empty())) return nullptr;
+    const uint64_t hash = key.hash();
+    for (size_t i = hash & mask_;; i = (i + 1) & mask_) {
+      const Choice& slot = slots_[i];
+      if (slot.length == 0) return nullptr;
+      if (slot.hash == hash && slot.length == key.count &&
+          std::memcmp(&pool_[slot.offset], key.words, key.count * sizeof(uint64_t)) == 0) {
+        return &slot;
+      }
+    }
+  }
+
+  void set(const Key& key, uint8_t tactic, bool tuned);
+  void clear();
+  size_t size() const { return used_; }
+  size_t tuned_count() const;
+
+ private:
+  void grow();
+
+  std::vector<Choice> slots_;
+  std::vector<uint64_t> pool_;
+  size_t mask_ = 0;
+  size_t used_ = 0;
+};
+
+}  // namespace hotop

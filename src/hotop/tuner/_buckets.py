@@ -1,0 +1,75 @@
+"""Bucket rules: which sizes of a dimension share one choice."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+# The numbers are those of BucketRule::Kind in the core.
+_EXACT, _POWER_OF_TWO, _LISTED, _LEFT = range(4)
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """How a dimension's size becomes part of a key; made by the functions of this module."""
+
+    kind: int
+    cap: int = -1
+    sizes: tuple[int, ...] = ()
+    size_of: Callable[[Shapes], int] | None = None
+
+    @property
+    def is_left_out(self) -> bool:
+        """True when the size follows from other dimensions, so the key does not hold it."""
+        return self.kind == _LEFT
+
+    def __call__(self, size: int) -> int:
+        """Return the size that stands for ``size``."""
+        if self.kind == _LISTED:
+            return self.sizes[min(bisect_left(self.sizes, size), len(self.sizes) - 1)]
+        if self.kind == _POWER_OF_TWO and 0 < size <= 1 << 62:
+            size = 1 << (size - 1).bit_length()
+        return min(size, self.cap) if self.cap >= 0 else size
+
+
+def _checked_cap(cap: int | None) -> int:
+    if cap is None:
+        return -1
+    if cap < 1:
+        raise ValueError(f"cap must be at least 1, got {cap}")
+    return cap
+
+
+def exact(cap: int | None = None) -> Bucket:
+    """Every size has its own choice; sizes above ``cap`` share that of ``cap``."""
+    return Bucket(_EXACT, _checked_cap(cap))
+
+
+def power_of_two(cap: int | None = None) -> Bucket:
+    """Sizes are rounded up to a power of two, and down to ``cap``."""
+    return Bucket(_POWER_OF_TWO, _checked_cap(cap))
+
+
+def listed(*sizes: int) -> Bucket:
+    """Sizes are rounded up to the next one listed; above the last they share the last one's.
+
+    Raises:
+        ValueError: No sizes, a negative one, or one not larger than that before it.
+    """
+    if not sizes or sizes[0] < 0 or any(a >= b for a, b in pairwise(sizes)):
+        raise ValueError(f"listed() expects ascending sizes, got {sizes}")
+    return Bucket(_LISTED, sizes=tuple(sizes))
+
+
+def follows(size_of: Callable[[Shapes], int]) -> Bucket:
+    """The size follows from other dimensions: not part of the key.
+
+    Args:
+        size_of: From the shapes of the call's Tensors, by parameter name, to this size. Used to
+            make the Tensors on which a bucket is measured.
+    """
+    return Bucket(_LEFT, size_of=size_of)

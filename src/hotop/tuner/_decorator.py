@@ -1,0 +1,107 @@
+"""``hotop.tunable``: a function with several tactics, of which each call takes the tuned one."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from hotop.tuner._buckets import Bucket
+from hotop.tuner._key import Parameter
+from hotop.tuner._tunable import Check, Tactic, Tunable
+
+
+def tunable(
+    name: str | None = None,
+    *,
+    dims: Mapping[str, Mapping[int, Bucket]] | None = None,
+    ignore: Iterable[str] = (),
+    choices: str | None = None,
+    tactics: Mapping[str, Callable[..., Any] | Tactic] | None = None,
+    default: str = "default",
+    default_backends: Iterable[str] = (),
+    reference: Callable[..., Any] | None = None,
+    rtol: float | None = None,
+    atol: float | None = None,
+    mutates_args: Iterable[str] = (),
+) -> Callable[[Callable[..., Any]], Tunable]:
+    """Make a function the default of several tactics, of which each call takes the tuned one.
+
+    The result is a kernel: give it to :func:`hotop.custom_op`, ``torch.library.custom_op``,
+    ``Library.impl`` or :func:`hotop.fast_custom_op` like any function, or call it.
+
+    What decides is the call's key: of every Tensor the dtype, device, contiguity and sizes, of
+    every other argument the value. Tune with :func:`tuning`.
+
+    Args:
+        name: The name in files, best the op's; None: module and name of the function.
+        dims: Bucket rules by parameter and dimension (negative: from the end), for instance
+            ``{"x": {0: power_of_two(cap=8192)}}``. Dimensions without a rule are exact.
+        ignore: Parameters that no tactic's speed or ability depends on.
+        choices: The str parameter that lists the allowed backends, separated by commas.
+        tactics: The other tactics by name: functions with the same parameters, or `Tactic`.
+        default: The default tactic's name.
+        default_backends: The backends that must be allowed for it.
+        reference: The function that a tactic's result must equal before it may win; None: the
+            default tactic.
+        rtol: Relative tolerance of that comparison; None: PyTorch's for the dtype.
+        atol: Absolute tolerance of that comparison; None: PyTorch's for the dtype.
+        mutates_args: Tensors that the function changes: measured on copies.
+
+    Raises:
+        ValueError: A name that is not a parameter, or one of two tactics.
+        TypeError: The function has parameters that a key cannot hold (``*args``, ``**kwargs``).
+
+    Example:
+        >>> import torch, hotop
+        >>> def by_matmul(x: torch.Tensor) -> torch.Tensor:
+        ...     return x @ x.new_ones(x.shape[-1])
+        >>> @hotop.tunable(dims={"x": {0: hotop.tuner.power_of_two()}},
+        ...                tactics={"matmul": by_matmul})
+        ... def row_sums(x: torch.Tensor) -> torch.Tensor:
+        ...     return x.sum(-1)
+        >>> row_sums(torch.ones(2, 3))
+        tensor([3., 3.])
+    """
+
+    def decorate(function: Callable[..., Any]) -> Tunable:
+        parameters = _parameters(function, dims or {}, set(ignore))
+        own_name = name or f"{function.__module__}.{function.__qualname__}"
+        names = {parameter.name for parameter in parameters}
+        asked = {*(dims or {}), *ignore, *mutates_args, *([choices] if choices else [])}
+        if asked - names:
+            raise ValueError(f"{own_name} has no parameter {', '.join(sorted(asked - names))}")
+        made = Tunable(
+            function,
+            own_name,
+            parameters,
+            choices,
+            default,
+            tuple(default_backends),
+            Check(reference, rtol, atol),
+            tuple(mutates_args),
+        )
+        for tactic_name, tactic in (tactics or {}).items():
+            made._add(tactic_name, tactic if isinstance(tactic, Tactic) else Tactic(tactic))
+        return made
+
+    ignore, mutates_args = tuple(ignore), tuple(mutates_args)
+    return decorate
+
+
+def _parameters(
+    function: Callable[..., Any], dims: Mapping[str, Mapping[int, Bucket]], ignored: set[str]
+) -> list[Parameter]:
+    found = []
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            raise TypeError(f"{function.__qualname__}: *args and **kwargs cannot be tuned")
+        found.append(
+            Parameter(
+                parameter.name,
+                parameter.default,
+                parameter.name in ignored,
+                dict(dims.get(parameter.name, {})),
+            )
+        )
+    return found

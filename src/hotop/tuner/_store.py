@@ -1,0 +1,330 @@
+"""The files of tuned choices: one per device, locked, written whole, merged, never trusted."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import platform
+import re
+import tempfile
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+FORMAT = "hotop-tuner"
+VERSION = 1
+
+
+class BrokenTable(Exception):
+    """A file of tuned choices that cannot be used, and why."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The tactic that won for one key.
+
+    Attributes:
+        key: The call's description; see ``_key``.
+        tactic: The winner's name.
+        median_us: Its median time, microseconds.
+        default_us: The default tactic's median time, or None where it may not serve.
+        tried: Median time of each tactic that was measured, microseconds, by name.
+        rejected: Why others were not: by name.
+        measured_at: When, seconds since 1970 (UTC).
+    """
+
+    key: list[Any]
+    tactic: str
+    median_us: float
+    default_us: float | None
+    tried: dict[str, float]
+    rejected: dict[str, str]
+    measured_at: float
+
+
+@dataclass
+class Table:
+    """One file's contents: choices by tunable and key."""
+
+    device: dict[str, str]
+    path: Path | None = None
+    ops: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _reported: set[str] = field(default_factory=set)
+
+    def choices_of(self, name: str, signature: str) -> list[Choice]:
+        """Return the choices for one tunable, none when its parameters or rules changed."""
+        op = self.ops.get(name)
+        if op is None:
+            return []
+        if op["signature"] != signature:
+            self.report(f"the choices of {name} were made for other parameters or bucket rules")
+            return []
+        return list(op["choices"].values())
+
+    def find(self, name: str, signature: str, key: list[Any]) -> Choice | None:
+        """Return the choice for one key."""
+        op = self.ops.get(name)
+        if op is None or op["signature"] != signature:
+            return None
+        found: Choice | None = op["choices"].get(json.dumps(key))
+        return found
+
+    def add(self, name: str, signature: str, choice: Choice) -> None:
+        """Add a choice; of two for one key the later one stays."""
+        op = self.ops.get(name)
+        if op is None or op["signature"] != signature:
+            op = self.ops[name] = {"signature": signature, "choices": {}}
+        key = json.dumps(choice.key)
+        old = op["choices"].get(key)
+        if old is None or _rank(choice) >= _rank(old):
+            op["choices"][key] = choice
+
+    def merge(self, other: Table) -> None:
+        """Add all choices of another table; the op's later signature stays."""
+        for name, theirs in other.ops.items():
+            ours = self.ops.get(name)
+            if ours is not None and ours["signature"] != theirs["signature"]:
+                newest = [
+                    max(map(_rank, op["choices"].values()), default=(0.0, ""))
+                    for op in (ours, theirs)
+                ]
+                if newest[0] >= newest[1]:
+                    continue
+            for choice in theirs["choices"].values():
+                self.add(name, theirs["signature"], choice)
+
+    def check_device(self) -> torch.device:
+        """Return the device that the table is for.
+
+        Raises:
+            BrokenTable: It is not one of this machine's.
+        """
+        for device in _devices(self.device["type"]):
+            if describe_device(device) == self.device:
+                return device
+        raise BrokenTable(
+            f"{self.path}: made for {self.device['name']!r}, which is not a device of this process"
+        )
+
+    def report(self, problem: str) -> None:
+        """Say once that a part of the file is ignored."""
+        if problem not in self._reported:
+            self._reported.add(problem)
+            warnings.warn(f"{self.path}: {problem}; ignored", RuntimeWarning, stacklevel=3)
+
+    def to_json(self) -> str:
+        ops = {
+            name: {
+                "signature": op["signature"],
+                "choices": [asdict(op["choices"][key]) for key in sorted(op["choices"])],
+            }
+            for name, op in sorted(self.ops.items())
+        }
+        document = {"format": FORMAT, "version": VERSION, "device": self.device, "ops": ops}
+        return json.dumps(document, indent=1) + "\n"
+
+
+def _rank(choice: Choice) -> tuple[float, str]:
+    return choice.measured_at, choice.tactic
+
+
+def describe_device(device: torch.device) -> dict[str, str]:
+    """Return what a file says of the device it is for."""
+    if device.type == "cpu":
+        capability = torch.backends.cpu.get_cpu_capability()
+        name = f"{_cpu_model()}, {capability}, {os.cpu_count()} threads"
+    elif device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(device)
+        name = f"{torch.cuda.get_device_name(device)}, sm_{major}{minor}"
+    else:
+        name = device.type
+    return {"type": device.type, "name": name}
+
+
+def _cpu_model() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def _devices(device_type: str) -> list[torch.device]:
+    if device_type == "cuda":
+        return [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
+    return [torch.device(device_type)]
+
+
+def same_devices(device: torch.device) -> list[int | None]:
+    """Return the indices of the devices that are like this one, itself included."""
+    if device.type != "cuda":
+        return [device.index]
+    described = describe_device(device)
+    return [d.index for d in _devices("cuda") if describe_device(d) == described]
+
+
+def directory() -> Path:
+    """Return where files lie: ``$HOTOP_TUNER_DIR``, or the user's cache directory."""
+    given = os.environ.get("HOTOP_TUNER_DIR")
+    if given:
+        return Path(given)
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "hotop" / "tuner"
+
+
+def default_path(device: torch.device | str = "cpu") -> Path:
+    """Return the file for a device of this machine."""
+    described = describe_device(torch.device(device))
+    slug = re.sub(r"[^a-z0-9]+", "-", described["name"].lower()).strip("-")
+    return directory() / f"{described['type']}-{slug}.json"
+
+
+def read(path: Path) -> Table:
+    """Read a file.
+
+    Raises:
+        BrokenTable: It cannot be read, or is not a table of this version.
+    """
+    try:
+        document = json.loads(path.read_bytes())
+    except OSError as error:
+        raise BrokenTable(f"{path}: {error.strerror or error}") from None
+    except ValueError as error:
+        raise BrokenTable(f"{path}: not JSON ({error})") from None
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise BrokenTable(f"{path}: not a table of hotop's tuner")
+    if document.get("version") != VERSION:
+        raise BrokenTable(
+            f"{path}: of version {document.get('version')!r}; this hotop reads version {VERSION}"
+        )
+    try:
+        device = document["device"]
+        table = Table({"type": str(device["type"]), "name": str(device["name"])}, path)
+        for name, op in document["ops"].items():
+            table.ops[name] = {"signature": str(op["signature"]), "choices": {}}
+            for entry in op["choices"]:
+                table.add(name, op["signature"], _checked(Choice(**entry)))
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise BrokenTable(f"{path}: a part is missing or wrong ({error!r})") from None
+    return table
+
+
+def _checked(choice: Choice) -> Choice:
+    if not (
+        isinstance(choice.key, list)
+        and choice.key
+        and isinstance(choice.key[0], int)
+        and isinstance(choice.tactic, str)
+        and isinstance(choice.measured_at, int | float)
+        and isinstance(choice.median_us, int | float)
+    ):
+        raise ValueError(f"bad choice {choice}")
+    return choice
+
+
+_tables: dict[Path, Table | None] = {}
+
+
+def read_default(device: torch.device) -> Table | None:
+    """Return the table of a device of this machine, read once; a broken one is reported."""
+    return usable(default_path(device), device)
+
+
+def usable(path: Path, device: torch.device) -> Table | None:
+    """Return a file's table, read once, if there is one and it is for this device."""
+    if path not in _tables:
+        _tables[path] = _read_usable(path, device)
+    return _tables[path]
+
+
+def forget() -> None:
+    """Read the files again when they are next needed."""
+    _tables.clear()
+
+
+def _read_usable(path: Path, device: torch.device) -> Table | None:
+    if not path.exists():
+        return None
+    try:
+        table = read(path)
+        if table.device != describe_device(device):
+            raise BrokenTable(f"{path}: made for {table.device['name']!r}")
+    except BrokenTable as error:
+        warnings.warn(
+            f"{error}; ignored, so calls take their default", RuntimeWarning, stacklevel=4
+        )
+        return None
+    return table
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_name(path.name + ".lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield  # closing the file gives the lock back
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Replace a file in one step, so that a reader sees the old one or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(
+        "w", dir=path.parent, prefix=path.name, suffix=".part", delete=False
+    ) as part:
+        try:
+            part.write(text)
+            part.flush()
+            os.fsync(part.fileno())
+            Path(part.name).chmod(0o644)
+            os.replace(part.name, path)  # noqa: PTH105
+        except BaseException:
+            Path(part.name).unlink(missing_ok=True)
+            raise
+
+
+def save(table: Table, path: Path) -> Table:
+    """Merge a table into a file, under its lock; a broken file is put aside.
+
+    Returns:
+        What the file holds now.
+
+    Raises:
+        BrokenTable: The file is for another device.
+    """
+    with _locked(path):
+        merged = Table(table.device, path)
+        if path.exists():
+            try:
+                merged = read(path)
+            except BrokenTable as error:
+                aside = path.with_name(path.name + ".broken")
+                path.replace(aside)
+                warnings.warn(f"{error}; moved to {aside.name}", RuntimeWarning, stacklevel=3)
+            if merged.device != table.device:
+                raise BrokenTable(
+                    f"{path}: made for {merged.device['name']!r}, not {table.device['name']!r}"
+                )
+        merged.merge(table)
+        write_whole(path, merged.to_json())
+    _tables.pop(path, None)
+    return merged
+
+
+def clear_file(path: Path, ops: Iterable[str] = ()) -> int:
+    """Drop the choices of a file, or of some of its tunables; return how many went.
+
+    Raises:
+        BrokenTable: It cannot be read.
+    """
+    with _locked(path):
+        table = read(path)
+        names = set(ops) or set(table.ops)
+        gone = sum(len(table.ops.pop(name)["choices"]) for name in names if name in table.ops)
+        write_whole(path, table.to_json())
+    return gone

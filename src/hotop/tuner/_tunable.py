@@ -1,0 +1,322 @@
+"""The object behind ``hotop.tunable``, and the table of every such object."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hotop import _load
+from hotop.tuner import _key, _store, _table
+from hotop.tuner._key import Description, NotKeyable, Parameter
+
+_Base: Any = _table.PythonTunable if _load.CORE is None else _load.CORE.Tunable
+_all: dict[str, weakref.ref[Tunable]] = {}
+
+
+@dataclass(frozen=True)
+class Tactic:
+    """One way to do what a tunable function does.
+
+    Attributes:
+        function: Called with exactly the call's arguments.
+        applies: Whether it can serve a call, from the call's arguments. It may look only at what
+            the key holds: dtypes, devices, contiguity, (bucketed) sizes, values.
+        backends: The names that ``allowed_backends`` has to hold; empty: the tactic's own name.
+        device_types: Where it works; empty: everywhere.
+    """
+
+    function: Callable[..., Any]
+    applies: Callable[..., bool] | None = None
+    backends: tuple[str, ...] = ()
+    device_types: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What one tunable's calls found: tuned choices in its table, hits, misses."""
+
+    choices: int
+    hits: int
+    misses: int
+
+
+class Tunable(_Base):  # type: ignore[misc]
+    """A callable that picks one of its tactics by the shapes and values of a call.
+
+    Made by :func:`tunable`. The look-up runs in the C++ core: shapes, dtypes and values become a
+    key of machine words, one probe of a hash table gives the tactic, the tactic gets the call's
+    arguments as they are. Where no choice is known, the default tactic serves, and the call is
+    counted as a miss.
+
+    Attributes:
+        name: The name in files.
+        tactics: By name; the first is the default, the decorated function.
+        hits: Calls that a tuned choice served.
+        misses: Calls without a tuned choice.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        name: str,
+        parameters: list[Parameter],
+        choice: str | None,
+        default: str,
+        default_backends: tuple[str, ...],
+        check: Check,
+        mutates_args: tuple[str, ...],
+    ) -> None:
+        names = [parameter.name for parameter in parameters]
+        self._choice_index = -1 if choice is None else names.index(choice)
+        super().__init__(_flat(parameters), self._choice_index, function)
+        functools.update_wrapper(self, function)
+        # infer_schema reads a function's annotations in its module.
+        self.__globals__ = getattr(inspect.unwrap(function), "__globals__", {})
+        self.name = name
+        self.check = check
+        self.mutates_args = mutates_args
+        self._parameters = parameters
+        self.tactics: dict[str, Tactic] = {default: Tactic(function, backends=default_backends)}
+        _all[name] = weakref.ref(self)
+
+    # An op is a singleton, and so is its kernel.
+    def __copy__(self) -> Tunable:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tunable:
+        return self
+
+    def __repr__(self) -> str:
+        return f"<hotop tunable {self.name}: {', '.join(self.tactics)}>"
+
+    def tactic(
+        self,
+        name: str,
+        function: Callable[..., Any] | None = None,
+        *,
+        applies: Callable[..., bool] | None = None,
+        backends: Iterable[str] = (),
+        device_types: Iterable[str] = (),
+    ) -> Callable[..., Any]:
+        """Add a tactic; without ``function``, return a decorator.
+
+        Raises:
+            ValueError: A tactic of this name exists, or there are 64.
+        """
+        if function is None:
+            return lambda function: self.tactic(
+                name, function, applies=applies, backends=backends, device_types=device_types
+            )
+        self._add(name, Tactic(function, applies, tuple(backends), tuple(device_types)))
+        return function
+
+    def _add(self, name: str, tactic: Tactic) -> None:
+        if name in self.tactics:
+            raise ValueError(f"{self.name} already has a tactic {name!r}")
+        self._add_tactic(tactic.function)
+        self.tactics[name] = tactic
+
+    def candidates(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[int, str]:
+        """Return number and name of the tactics that can serve a call and are allowed in it.
+
+        Raises:
+            ValueError: ``allowed_backends`` names something unknown, or leaves no tactic.
+        """
+        allowed = -1
+        if self._choice_index >= 0:
+            values = _key.bind(self._parameters, args, kwargs)
+            allowed = self._parse_allowed(values[self._choice_index])
+        device = self._device(args, kwargs)
+        found = {}
+        for i, (name, tactic) in enumerate(self.tactics.items()):
+            if not allowed >> i & 1:
+                continue
+            if tactic.device_types and device not in tactic.device_types:
+                continue
+            if tactic.applies is None or tactic.applies(*args, **kwargs):
+                found[i] = name
+        if not found:
+            raise ValueError(f"{self.name}: no allowed backend can serve this call")
+        return found
+
+    def _device(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
+        try:
+            device = _key.device_of([*args, *kwargs.values()])
+        except NotKeyable:
+            return None
+        return None if device is None else device.type
+
+    def _parse_allowed(self, text: Any) -> int:
+        """Return a bit per tactic; called once per str object."""
+        if not isinstance(text, str):
+            name = self._parameters[self._choice_index].name
+            raise TypeError(f"{self.name}: {name} must be a str, got {type(text).__name__}")
+        names = {name.strip() for name in text.split(",") if name.strip()}
+        mask = 0
+        known = set()
+        for i, (name, tactic) in enumerate(self.tactics.items()):
+            backends = set(tactic.backends or (name,))
+            known |= backends
+            mask |= (backends <= names) << i
+        if names - known or not names:
+            parameter = self._parameters[self._choice_index].name
+            raise ValueError(
+                f"{self.name}: {parameter}={text!r} must name some of: {', '.join(sorted(known))}"
+            )
+        return mask
+
+    def _allowed_mask(self, names: list[str]) -> int:
+        order = list(self.tactics)
+        return sum(1 << order.index(name) for name in names)
+
+    def _describe(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[Description, torch.device] | None:
+        """Return a call's key as it stands in a file, and its device; None: not to be tuned."""
+        try:
+            values = _key.bind(self._parameters, args, kwargs)
+            description: Description = [len(self._parameters)]
+            for i, (parameter, value) in enumerate(zip(self._parameters, values, strict=True)):
+                if parameter.ignored:
+                    continue
+                if i == self._choice_index:
+                    mask = self._parse_allowed(value)
+                    names = [name for j, name in enumerate(self.tactics) if mask >> j & 1]
+                    description.append({"allowed": names})
+                else:
+                    description.append(_key.describe_value(value, parameter))
+            device = _key.device_of(values)
+        except NotKeyable:
+            return None
+        return None if device is None else (description, device)
+
+    if _load.CORE is not None:
+
+        def _encode(self, description: Description, device_index: int | None) -> bytes:
+            return _key.encode(
+                description,
+                -1 if device_index is None else device_index,
+                _load.CORE.tensor_word,  # type: ignore[union-attr]
+                self._object_number,
+                self._allowed_mask,
+            )
+
+    def _learn(self, description: Description, device: torch.device, tactic: str) -> None:
+        """Put a choice into the table, for every device of that name here.
+
+        Raises:
+            ValueError: The description or the tactic is not one of this tunable.
+        """
+        order = list(self.tactics)
+        if tactic not in order:
+            raise ValueError(f"{self.name} has no tactic {tactic!r}")
+        for index in _store.same_devices(device):
+            self._set_choice(self._encode(description, index), order.index(tactic))
+
+    def _missed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], /) -> int:
+        """Read the device's file, once, and return the tactic for a call without a choice."""
+        found = self._describe(args, kwargs)
+        if found is not None:
+            self._load_table(found[1])
+        return next(iter(self.candidates(args, kwargs)))
+
+    def _load_table(self, device: torch.device) -> None:
+        self._mark_loaded(device)
+        table = _store.read_default(device)
+        if table is not None:
+            self._learn_all(table, device)
+
+    def _learn_all(self, table: _store.Table, device: torch.device) -> None:
+        for choice in table.choices_of(self.name, self.signature):
+            try:
+                self._learn(choice.key, device, choice.tactic)
+            except Exception as error:  # whatever stands in the file
+                table.report(f"a choice of {self.name} does not fit this version ({error})")
+
+    def _tune(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], /) -> Any:
+        from hotop.tuner import _session
+
+        return _session.call(self, args, kwargs)
+
+    @property
+    def signature(self) -> str:
+        """What a file's choices must have been made for: the parameters and their rules."""
+        return "; ".join(
+            f"{p.name}{' ignored' * p.ignored}"
+            + "".join(f" {d}:{b.kind},{b.cap},{b.sizes}" for d, b in sorted(p.buckets.items()))
+            for p in self._parameters
+        )
+
+
+if _load.CORE is not None:
+    _load.CORE.use_vectorcall(Tunable)
+
+
+def _flat(parameters: list[Parameter]) -> list[Any]:
+    return [
+        (
+            parameter.name,
+            parameter.required,
+            None if parameter.required else parameter.default,
+            parameter.ignored,
+            # The last rule wins: of two for one dimension, that which counts from the front.
+            [(d, b.kind, b.cap, b.sizes) for d, b in sorted(parameter.buckets.items())],
+        )
+        for parameter in parameters
+    ]
+
+
+@dataclass(frozen=True)
+class Check:
+    """How a tactic's result is compared with the reference's before the tactic may win."""
+
+    reference: Callable[..., Any] | None
+    rtol: float | None
+    atol: float | None
+
+
+def living() -> dict[str, Tunable]:
+    """Return every tunable of this process by name."""
+    found = {name: reference() for name, reference in list(_all.items())}
+    return {name: tunable for name, tunable in found.items() if tunable is not None}
+
+
+def stats() -> dict[str, Statistics]:
+    """Return what each tunable's calls found, by the tunable's name."""
+    return {
+        name: Statistics(tunable._choice_count(), tunable.hits, tunable.misses)
+        for name, tunable in living().items()
+    }
+
+
+def clear() -> None:
+    """Forget all choices and counts of this process; files stay, and are read again when needed."""
+    _store.forget()
+    for tunable in living().values():
+        tunable._clear_choices()
+
+
+def load(path: str | Path) -> int:
+    """Take the choices of a file into this process.
+
+    Returns:
+        The number of choices that were taken.
+
+    Raises:
+        BrokenTable: The file is broken, or was made for another device.
+    """
+    table = _store.read(Path(path))
+    device = table.check_device()
+    taken = 0
+    for tunable in living().values():
+        before = tunable._choice_count()
+        tunable._learn_all(table, device)
+        taken += tunable._choice_count() - before
+    return taken
