@@ -54,6 +54,25 @@ def load_core() -> tuple[ModuleType | None, str]:
         return None, f"hotop's C++ core cannot be loaded ({error}); rebuild it with: {REBUILD}"
 
 
+def load_extension(name: str) -> ModuleType:
+    """Return one of hotop's other C++ modules, which HOTOP_DISABLE does not concern.
+
+    Raises:
+        ImportError: It was not built for this process; the sentence says what mends it.
+    """
+    import torch
+
+    problem = _mismatch(torch.__version__)
+    if problem is not None:
+        raise ImportError(problem)
+    try:
+        return importlib.import_module(f"hotop.{name}")
+    except ImportError as error:
+        raise ImportError(
+            f"hotop.{name} cannot be loaded ({error}); rebuild it with: {REBUILD}"
+        ) from error
+
+
 CORE, PROBLEM = load_core()
 if CORE is None:
     warnings.warn(
