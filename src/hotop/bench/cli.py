@@ -24,6 +24,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the 1,885 ops of the census: the distribution of the tax",
     )
     which.add_argument(
+        "--tuner", action="store_true", help="what the tuner's look-up adds to a direct call"
+    )
+    which.add_argument(
+        "--nvfp4", action="store_true", help="the NVFP4 kernels against PyTorch's own operators"
+    )
+    which.add_argument(
         "--only",
         metavar="CASE[,CASE]",
         help=f"run these cases only: {', '.join(case_names())}",
@@ -65,8 +71,8 @@ def _find_problem(args: argparse.Namespace, only: list[str]) -> str | None:
         noun = "case" if len(unknown) == 1 else "cases"
         return f"no such {noun}: {', '.join(unknown)}; the cases are {', '.join(case_names())}"
     if args.plot is not None:
-        if args.original:
-            return "--plot draws the cases or the population, not --original"
+        if args.original or args.tuner or args.nvfp4:
+            return "--plot draws the cases or the population, not --original, --tuner or --nvfp4"
         if only == ["registration"]:
             return "--plot has nothing to draw for --only registration"
         if args.plot.suffix.lower() != ".png":

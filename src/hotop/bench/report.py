@@ -17,19 +17,23 @@ from hotop.bench.contenders import (
     LABELS,
     PLAIN,
 )
+from hotop.bench.nvfp4_bench import LINEAR, PYTORCH, NVFP4Result
 from hotop.bench.population_bench import CONTENDERS, PopulationResult
 from hotop.bench.registration import RegistrationResult
 from hotop.bench.suite import SuiteResult, tax_us
 from hotop.bench.targets import Target
 from hotop.bench.timing import Timing
+from hotop.bench.tuner_bench import DIRECT, TunerCase
 
 __all__ = [
     "make_console",
     "print_machine",
+    "print_nvfp4",
     "print_original",
     "print_population",
     "print_suite",
     "print_targets",
+    "print_tuner",
 ]
 
 _COLUMNS = (CUSTOM_OP, DEFINE_IMPL, HOTOP, HOTOP_PACKET, HOTOP_OVERLOAD)
@@ -104,6 +108,43 @@ def print_targets(console: Console, targets: Sequence[Target]) -> None:
             verdict,
         )
     _print_table(console, "Targets", table)
+
+
+def print_tuner(console: Console, cases: Sequence[TunerCase]) -> None:
+    """Prints what the tuner's look-up adds to a direct call."""
+    table = _table()
+    table.add_column("op")
+    names = list(cases[0].timings) if cases else []
+    for name in names:
+        table.add_column("call, ns\nno tuner" if name == DIRECT else name, justify="right")
+    for case in cases:
+        added = (f"{case.added_us(name):+.3f}" for name in names if name != DIRECT)
+        table.add_row(escape(case.title), f"{case.timings[DIRECT].minimum_ns:.0f}", *added)
+    _print_table(console, "The tuner's look-up, in us above the direct call", table)
+
+
+def print_nvfp4(console: Console, result: NVFP4Result) -> None:
+    """Prints time, rate and the comparison with PyTorch for every kernel and shape."""
+    table = _table()
+    for header in ("op", "kernel", "dtype"):
+        table.add_column(header)
+    for header in ("threads", "us", "G/s", "times PyTorch"):
+        table.add_column(header, justify="right")
+    for row in result.rows:
+        title = f"{row.op} {'x'.join(map(str, row.shape))}"
+        for name, timing in row.timings.items():
+            ratio = "" if name in (LINEAR, PYTORCH) else f"{row.ratio(name):.2f}"
+            microseconds = f"{timing.minimum_ns / 1e3:.2f}"
+            rate = f"{row.rate(name):.2f}"
+            table.add_row(title, name, row.dtype, str(row.threads), microseconds, rate, ratio)
+            title = ""
+    _print_table(console, f"NVFP4 kernels; default: {result.isa}", table)
+    console.print(
+        "G/s: elements quantized, or floating-point operations of the product.\n"
+        "PyTorch: hotop.nvfp4.reference, eager operators; F.linear: float32, on the same sizes.",
+        style="dim",
+        highlight=False,
+    )
 
 
 def print_original(console: Console, result: original.OriginalResult) -> None:

@@ -1,11 +1,11 @@
-"""The three runs: the cases, the population and the original table; measured, printed, written."""
+"""The runs of the benchmark command: measured, printed, written."""
 
 import argparse
 import json
 
 from rich.console import Console
 
-from hotop.bench import machine, original, plot, report, targets
+from hotop.bench import machine, nvfp4_bench, original, plot, report, targets, tuner_bench
 from hotop.bench.population_bench import run_population
 from hotop.bench.progress import show_progress
 from hotop.bench.suite import run_suite
@@ -25,6 +25,10 @@ def run_and_report(args: argparse.Namespace, only: list[str]) -> bool:
     document: dict[str, object] = {"machine": facts, "quick": args.quick}
     if args.original:
         failed = _run_original(args, console, document)
+    elif args.tuner:
+        failed = _run_tuner(args, console, document)
+    elif args.nvfp4:
+        failed = _run_nvfp4(args, console, document)
     elif args.population:
         failed = _run_population(args, console, facts, document)
     else:
@@ -73,4 +77,24 @@ def _run_original(args: argparse.Namespace, console: Console, document: dict[str
     result = original.measure(quick=args.quick)
     report.print_original(console, result)
     document |= result.as_json()
+    return False
+
+
+def _run_tuner(args: argparse.Namespace, console: Console, document: dict[str, object]) -> bool:
+    cases = tuner_bench.measure(quick=args.quick)
+    found = targets.tuner_targets(cases)
+    report.print_tuner(console, cases)
+    report.print_targets(console, found)
+    document["tuner"] = [case.as_json() for case in cases]
+    document["targets"] = [target.as_json() for target in found]
+    return False
+
+
+def _run_nvfp4(args: argparse.Namespace, console: Console, document: dict[str, object]) -> bool:
+    result = nvfp4_bench.measure(quick=args.quick)
+    found = targets.nvfp4_targets(result)
+    report.print_nvfp4(console, result)
+    report.print_targets(console, found)
+    document["nvfp4"] = {"isa": result.isa, "rows": [row.as_json() for row in result.rows]}
+    document["targets"] = [target.as_json() for target in found]
     return False

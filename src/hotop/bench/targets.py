@@ -3,10 +3,12 @@
 from dataclasses import asdict, dataclass
 
 from hotop.bench.contenders import CUSTOM_OP, DEFINE_IMPL, HOTOP, HOTOP_PACKET, LOOKUPS
+from hotop.bench.nvfp4_bench import GEMM_SHAPES, QUANTIZE_SHAPES, NVFP4Result
 from hotop.bench.population_bench import PopulationResult
 from hotop.bench.suite import SuiteResult, tax_us
+from hotop.bench.tuner_bench import DIRECT, MISS, TunerCase
 
-__all__ = ["Target", "population_targets", "suite_targets"]
+__all__ = ["Target", "nvfp4_targets", "population_targets", "suite_targets", "tuner_targets"]
 
 # Case, the most that hotop's tax may be in us, the least that custom_op / hotop may be.
 _CASE_LIMITS = (
@@ -21,6 +23,10 @@ _PACKET_RATIO = 80
 _DEFINE_IMPL_RATIO = 15
 _COMPILED_US = 0.15
 _SLOPE_NS = 6
+_TUNER_HIT_US = 0.15
+_QUANTIZE_RATE = 1.5
+_QUANTIZE_RATIO = 30
+_GEMM_RATIO = 0.9
 # Two minima of the same code differ by a few ns; used where the limit is itself measured.
 _NOISE_US = 0.01
 _SMALLEST_TAX_US = 0.001
@@ -165,3 +171,52 @@ def population_targets(result: PopulationResult) -> list[Target]:
             "ops",
         ),
     ]
+
+
+def tuner_targets(cases: list[TunerCase]) -> list[Target]:
+    """Lists what a hit may add to a direct call, in every table."""
+    return [
+        Target(f"{case.title}: {name}", case.added_us(name), "at most", _TUNER_HIT_US, "us")
+        for case in cases
+        for name in case.timings
+        if name not in (DIRECT, MISS)
+    ]
+
+
+def nvfp4_targets(result: NVFP4Result) -> list[Target]:
+    """Lists the speeds that the kernels have to reach."""
+    large, small = QUANTIZE_SHAPES[:2]
+    rows = result.find("quantize", large, 1)
+    isa = "avx2" if rows and "avx2" in rows[0].timings else "default"
+    found = [
+        Target(
+            f"quantize {large}, {row.dtype}, {isa}, 1 thread",
+            row.rate(isa),
+            "at least",
+            _QUANTIZE_RATE,
+            "G/s",
+        )
+        for row in rows
+    ]
+    found += [
+        Target(
+            f"quantize {small}, {row.dtype}: PyTorch / default",
+            row.ratio("default"),
+            "at least",
+            _QUANTIZE_RATIO,
+            "x",
+        )
+        for row in result.find("quantize", small, 1)
+    ]
+    found += [
+        Target(
+            f"gemm {row.shape}, {row.threads} thread(s): F.linear / default",
+            row.ratio("default"),
+            "at least",
+            _GEMM_RATIO,
+            "x",
+        )
+        for row in result.rows
+        if row.op == "gemm" and row.shape == GEMM_SHAPES[0]
+    ]
+    return found
