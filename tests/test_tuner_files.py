@@ -76,6 +76,7 @@ def test_own_path_and_load(tmp_path):
     assert not hotop.tuner.default_path().exists()
     f._clear_choices()
     assert hotop.tuner.load(path) == 1
+    assert hotop.tuner.load(path) == 1, "taken again"
     f(torch.ones(2))
     assert f.hits == 1
     document = json.loads(path.read_text())
@@ -86,9 +87,6 @@ def test_own_path_and_load(tmp_path):
 BROKEN = {
     "empty": "",
     "not json": "{",
-    "a list": "[]",
-    "foreign": '{"format": "other"}',
-    "newer": '{"format": "hotop-tuner", "version": 2}',
     "no device": '{"format": "hotop-tuner", "version": 1, "ops": {}}',
     "bad op": '{"format": "hotop-tuner", "version": 1, "device": {"type": "cpu", "name": "x"},'
     ' "ops": {"a": 3}}',
@@ -96,6 +94,28 @@ BROKEN = {
     ' "ops": {"a": {"signature": "", "choices": [{"key": 1}]}}}',
     "bytes": b"\xff\xfe\x00",
 }
+
+
+FOREIGN = {
+    "a list": "[]",
+    "other": '{"format": "other"}',
+    "newer": '{"format": "hotop-tuner", "version": 2}',
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_files_of_others_are_left_alone(name):
+    path = hotop.tuner.default_path()
+    path.parent.mkdir(parents=True)
+    path.write_text(FOREIGN[name])
+    f, _ = make("t::files", tactics={"fast": tagged("fast")})
+    with pytest.warns(RuntimeWarning, match="ignored, so calls take their default"):
+        f(torch.ones(2))
+    with pytest.warns(RuntimeWarning, match="they hold in this process"), tuning():
+        f(torch.ones(2))
+    f(torch.ones(2))
+    assert f.hits == 1
+    assert path.read_text() == FOREIGN[name]
 
 
 @pytest.mark.parametrize("name", BROKEN)

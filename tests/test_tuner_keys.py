@@ -54,7 +54,9 @@ VALUES = st.one_of(
     st.integers(2**63, 2**70),
     st.floats(allow_nan=False),
     st.text(max_size=5),
-    st.sampled_from([torch.float32, torch.int8, torch.strided, torch.channels_last]),
+    st.sampled_from(
+        [torch.float32, torch.int8, torch.strided, torch.channels_last, torch.Size([2, 3])]
+    ),
     st.sampled_from([torch.device("cpu"), torch.device("meta"), object(), 1j]),
     st.lists(st.one_of(st.integers(-3, 3), st.text(max_size=2), st.none()), max_size=4),
 )
@@ -114,3 +116,23 @@ def test_malformed_calls_raise_what_the_function_raises(args):
     assert str(direct.value) == str(plain.value)
     with pytest.raises(TypeError, match="unexpected keyword"):
         f(torch.ones(1), what=1)
+
+
+def test_above_autograd_the_default_serves():
+    """A tactic that is a bare kernel would lose the gradient."""
+
+    def without_grad(x, n=1, mode="a,b", flag=None):
+        return x.detach().clone()
+
+    f, _ = make("t::grad", body=lambda x: x * 2, tactics={"raw": without_grad})
+    f._learn(*f._describe((torch.ones(2),), {}), "raw")
+    leaf = torch.ones(2, requires_grad=True)
+    f(leaf).sum().backward()
+    assert torch.equal(leaf.grad, torch.full((2,), 2.0))
+    assert f._describe((leaf,), {}) is None
+    assert f._key_words((leaf,), {}) is None
+    with torch.no_grad():
+        f(leaf)
+    op = hotop.custom_op("tuner_tests::below_autograd", f, mutates_args=())
+    op(leaf)  # the kernel runs below autograd
+    assert (f.hits, f.misses) == (2, 1)

@@ -3,9 +3,12 @@
 
 #include <torch/csrc/Device.h>
 #include <torch/csrc/Dtype.h>
+#include <torch/csrc/Exceptions.h>
 #include <torch/csrc/Layout.h>
 #include <torch/csrc/MemoryFormat.h>
+#include <torch/csrc/Size.h>
 
+#include "thread_state.h"
 #include "values.h"
 
 namespace hotop {
@@ -44,26 +47,50 @@ namespace {
 constexpr size_t kMaxRememberedDefaults = 1 << 16;
 constexpr size_t kMaxTexts = 1 << 12;
 
+// Tensors whose meaning or memory is not what sizes and dtype say. Not for a tactic that reads
+// memory, and their sizes may throw or run Python. `_key` names the same keys.
+constexpr c10::DispatchKeySet kOpaque({
+    c10::DispatchKey::Conjugate,
+    c10::DispatchKey::Negative,
+    c10::DispatchKey::ZeroTensor,
+    c10::DispatchKey::NestedTensor,
+    c10::DispatchKey::Python,
+    c10::DispatchKey::Functionalize,
+    c10::DispatchKey::FuncTorchGradWrapper,
+    c10::DispatchKey::FuncTorchBatched,
+});
+
+// The real type only: `isinstance` asks `__class__`, which runs Python and may lie.
+HOTOP_INLINE bool is_tensor(PyObject* value) {
+  return PyObject_TypeCheck(value, reinterpret_cast<PyTypeObject*>(THPVariableClass));
+}
+
 HOTOP_INLINE Keyed add_tensor(const KeyedParameter& parameter, Key* key, PyObject* value) {
   const c10::TensorImpl* impl = THPVariable_Unpack(value).unsafeGetTensorImpl();
-  if (HOTOP_UNLIKELY(impl->has_symbolic_sizes_strides() || impl->layout() != c10::kStrided)) {
+  if (HOTOP_UNLIKELY(impl->key_set().has_any(kOpaque) || impl->has_symbolic_sizes_strides() ||
+                     impl->layout() != c10::kStrided)) {
     return Keyed::No;
   }
+  key->any_autograd_meta |= impl->autograd_meta() != nullptr;
   const auto sizes = impl->sizes();
   const auto device = impl->device();
   const int dimensions = static_cast<int>(sizes.size());
-  if (key->device_type < 0) key->device_type = static_cast<int>(device.type());
-  key->add(tensor_word(static_cast<int>(c10::typeMetaToScalarType(impl->dtype())), dimensions,
-                       impl->is_contiguous(), static_cast<int>(device.type()), device.index()));
-  const int first = key->count;
-  for (const int64_t size : sizes) key->add(static_cast<uint64_t>(size));
-  if (HOTOP_UNLIKELY(key->too_long)) return Keyed::No;
+  if (key->device_type <= 0) key->device_type = static_cast<int>(device.type());
+  if (HOTOP_UNLIKELY(dimensions >= Key::kMaxWords - key->count)) {
+    key->too_long = true;
+    return Keyed::No;
+  }
+  key->words[key->count] =
+      tensor_word(static_cast<int>(c10::typeMetaToScalarType(impl->dtype())), dimensions,
+                  impl->is_contiguous(), static_cast<int>(device.type()), device.index());
+  uint64_t* const words = key->words + key->count + 1;
+  for (int i = 0; i < dimensions; ++i) words[i] = static_cast<uint64_t>(sizes[i]);
+  key->count += dimensions + 1;
   for (const BucketRule& rule : parameter.rules) {
     const int64_t at = rule.dimension < 0 ? rule.dimension + dimensions : rule.dimension;
     if (at < 0 || at >= dimensions) continue;
-    key->words[first + at] = rule.kind == BucketRule::Left
-                                 ? ~uint64_t{0}
-                                 : static_cast<uint64_t>(rule.bucket(sizes[at]));
+    words[at] = rule.kind == BucketRule::Left ? ~uint64_t{0}
+                                              : static_cast<uint64_t>(rule.bucket(sizes[at]));
   }
   return Keyed::Yes;
 }
@@ -87,21 +114,19 @@ Keyed add_value(Tactics& tactics, const KeyedParameter& parameter, Key* key, PyO
   } else if (THPDtype_Check(value)) {
     const auto type = reinterpret_cast<THPDtype*>(value)->scalar_type;
     key->add(tagged(KeyTag::Dtype, static_cast<uint64_t>(type)));
-  } else if (PyList_CheckExact(value) || PyTuple_CheckExact(value)) {
+  } else if (PyList_CheckExact(value) || PyTuple_CheckExact(value) || THPSize_Check(value)) {
     const Py_ssize_t size = PySequence_Fast_GET_SIZE(value);
     key->add(tagged(KeyTag::List, static_cast<uint64_t>(size)));
     for (Py_ssize_t i = 0; i < size; ++i) {
       PyObject* element = PySequence_Fast_GET_ITEM(value, i);
-      if (PyList_CheckExact(element) || PyTuple_CheckExact(element)) return Keyed::No;
+      if (PyList_Check(element) || PyTuple_Check(element)) return Keyed::No;
       const Keyed keyed = add_value(tactics, parameter, key, element);
       if (keyed != Keyed::Yes || key->too_long) return keyed == Keyed::Error ? keyed : Keyed::No;
     }
   } else if (PyUnicode_CheckExact(value)) {
     return add_object(tactics, key, value);
   } else {
-    // Last: for other types this asks Python's isinstance.
-    return THPVariable_Check(value) ? add_tensor(parameter, key, value)
-                                    : add_object(tactics, key, value);
+    return is_tensor(value) ? add_tensor(parameter, key, value) : add_object(tactics, key, value);
   }
   return Keyed::Yes;
 }
@@ -111,11 +136,17 @@ HOTOP_COLD Keyed parse_allowed(Tunable* self, PyObject* text, uint64_t* allowed)
   Tactics& tactics = *self->tactics;
   auto known = tactics.allowed.find(text);
   if (known == tactics.allowed.end()) {
+    const size_t tactic_count = tactics.functions.size();
     auto mask = PyRef::steal(
         PyObject_CallMethod(reinterpret_cast<PyObject*>(self), "_parse_allowed", "O", text));
     if (!mask) return Keyed::Error;
     const uint64_t bits = PyLong_AsUnsignedLongLong(mask.get());
     if (PyErr_Occurred()) return Keyed::Error;
+    if (tactics.functions.size() != tactic_count) {
+      // A tactic came meanwhile: the answer holds for this call only.
+      *allowed = bits;
+      return Keyed::Yes;
+    }
     if (tactics.allowed.size() >= kMaxTexts) {
       tactics.last_text = nullptr;
       // A finalizer must not find the map half empty.
@@ -130,7 +161,6 @@ HOTOP_COLD Keyed parse_allowed(Tunable* self, PyObject* text, uint64_t* allowed)
 }
 
 HOTOP_COLD PyObject* find_keyword(PyObject* const* values, PyObject* kwnames, PyObject* name) {
-  if (kwnames == nullptr) return nullptr;
   const Py_ssize_t count = PyTuple_GET_SIZE(kwnames);
   for (Py_ssize_t i = 0; i < count; ++i) {
     if (PyTuple_GET_ITEM(kwnames, i) == name) return values[i];
@@ -141,22 +171,50 @@ HOTOP_COLD PyObject* find_keyword(PyObject* const* values, PyObject* kwnames, Py
   return nullptr;
 }
 
+// A tunable is a kernel. Called above autograd with a Tensor that requires grad it takes the
+// default: another tactic could lose the gradient without a word.
+HOTOP_COLD bool records_grad(PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
+  const auto& thread = thread_state();
+  if (!thread.autograd->get_grad_mode() ||
+      thread.dispatch_keys->excluded().has_all(c10::autograd_dispatch_keyset)) {
+    return false;
+  }
+  const auto requires_grad = [](PyObject* value) {
+    return is_tensor(value) && THPVariable_Unpack(value).requires_grad();
+  };
+  const Py_ssize_t count = nargs + (kwnames == nullptr ? 0 : PyTuple_GET_SIZE(kwnames));
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    if (requires_grad(args[i])) return true;
+    if (!PyList_CheckExact(args[i]) && !PyTuple_CheckExact(args[i])) continue;
+    for (Py_ssize_t j = 0; j < PySequence_Fast_GET_SIZE(args[i]); ++j) {
+      if (requires_grad(PySequence_Fast_GET_ITEM(args[i], j))) return true;
+    }
+  }
+  return false;
+}
+
 // `No`: this call cannot be tuned, or it is malformed and the default tactic will say so.
 HOTOP_INLINE Keyed make_key(Tunable* self, PyObject* const* args, Py_ssize_t nargs,
                             PyObject* kwnames, Key* key, uint64_t* allowed) {
   Tactics& tactics = *self->tactics;
   const auto count = static_cast<Py_ssize_t>(tactics.parameters.size());
+  *allowed = tactics.choice_parameter < 0 ? ~uint64_t{0} : 0;
   if (nargs > count) return Keyed::No;
+  Py_ssize_t keywords_left = kwnames == nullptr ? 0 : PyTuple_GET_SIZE(kwnames);
   key->add(tagged(KeyTag::List, static_cast<uint64_t>(count)));
   for (Py_ssize_t i = 0; i < count; ++i) {
     const KeyedParameter& parameter = tactics.parameters[i];
-    if (parameter.ignored) continue;
     PyObject* value = i < nargs ? args[i] : nullptr;
     if (HOTOP_UNLIKELY(value == nullptr)) {
-      value = find_keyword(args + nargs, kwnames, parameter.name.get());
-      if (value == nullptr) value = parameter.default_value.get();
-      if (value == nullptr) return Keyed::No;
+      if (keywords_left > 0) value = find_keyword(args + nargs, kwnames, parameter.name.get());
+      if (value != nullptr) {
+        --keywords_left;
+      } else {
+        value = parameter.default_value.get();
+        if (value == nullptr) return Keyed::No;
+      }
     }
+    if (parameter.ignored) continue;
     if (i == tactics.choice_parameter) {
       if (HOTOP_LIKELY(value == tactics.last_text)) {
         *allowed = tactics.last_allowed;
@@ -171,7 +229,11 @@ HOTOP_INLINE Keyed make_key(Tunable* self, PyObject* const* args, Py_ssize_t nar
     const Keyed keyed = add_value(tactics, parameter, key, value);
     if (HOTOP_UNLIKELY(keyed != Keyed::Yes)) return keyed;
   }
-  return key->too_long ? Keyed::No : Keyed::Yes;
+  if (HOTOP_UNLIKELY(key->any_autograd_meta) && records_grad(args, nargs, kwnames)) {
+    return Keyed::No;
+  }
+  // A keyword that is left is unknown, or repeats a positional value.
+  return key->too_long || keywords_left > 0 ? Keyed::No : Keyed::Yes;
 }
 
 PyRef pack_positional(PyObject* const* args, Py_ssize_t nargs) {
@@ -206,8 +268,9 @@ HOTOP_COLD PyRef ask_python(Tunable* self, const char* name, PyObject* const* ar
 HOTOP_COLD int miss(Tunable* self, const Key& key, bool keyed, uint64_t allowed,
                     PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
   Tactics& tactics = *self->tactics;
+  // A call without Tensors has no device, so no file and no choice.
   const bool loaded =
-      key.device_type >= 0 && (tactics.loaded_devices >> (key.device_type & 63) & 1) != 0;
+      key.device_type < 0 || (tactics.loaded_devices >> (key.device_type & 63) & 1) != 0;
   if ((allowed & 1) != 0 && (loaded || !keyed)) {
     ++tactics.misses;
     return 0;
@@ -233,11 +296,15 @@ HOTOP_COLD int miss(Tunable* self, const Key& key, bool keyed, uint64_t allowed,
 }  // namespace
 
 Keyed key_of_call(Tunable* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames,
-                  Key* key, uint64_t* allowed) {
+                  Key* key, uint64_t* allowed) try {
   return make_key(self, args, nargs, kwnames, key, allowed);
+} catch (const std::exception&) {  // never `...`: CPython may be ending this daemon thread
+  torch::translate_exception_to_python(std::current_exception());
+  return Keyed::Error;
 }
 
-PyObject* call_tunable(PyObject* object, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
+PyObject* call_tunable(PyObject* object, PyObject* const* args, size_t nargsf,
+                       PyObject* kwnames) try {
   auto* self = reinterpret_cast<Tunable*>(object);
   auto alive = PyRef::borrow(object);
   if (self->tactics == nullptr) {
@@ -250,7 +317,7 @@ PyObject* call_tunable(PyObject* object, PyObject* const* args, size_t nargsf, P
     return ask_python(self, "_tune", args, nargs, kwnames).release();
   }
   Key key;
-  uint64_t allowed = ~uint64_t{0};
+  uint64_t allowed;
   const Keyed keyed = make_key(self, args, nargs, kwnames, &key, &allowed);
   if (HOTOP_UNLIKELY(keyed == Keyed::Error)) return nullptr;
   const auto* choice = keyed == Keyed::Yes ? tactics.table.find(key) : nullptr;
@@ -267,7 +334,14 @@ PyObject* call_tunable(PyObject* object, PyObject* const* args, size_t nargsf, P
     return nullptr;
   }
   auto function = PyRef::borrow(tactics.functions[tactic].get());
-  return PyObject_Vectorcall(function.get(), args, nargsf, kwnames);
+  // A tactic in C, such as another tunable, does not count its depth.
+  if (HOTOP_UNLIKELY(Py_EnterRecursiveCall(" while calling a tactic"))) return nullptr;
+  PyObject* result = PyObject_Vectorcall(function.get(), args, nargsf, kwnames);
+  Py_LeaveRecursiveCall();
+  return result;
+} catch (const std::exception&) {  // never `...`: CPython may be ending this daemon thread
+  torch::translate_exception_to_python(std::current_exception());
+  return nullptr;
 }
 
 }  // namespace hotop

@@ -42,6 +42,7 @@ extern thread_local bool timing_tactics;
 enum class Keyed : uint8_t { Yes, No, Error };
 
 // `No`: this call cannot be tuned, or it is malformed and the default tactic will say so.
+// `allowed` is 0 when the call ended before its allowed backends were read.
 Keyed key_of_call(Tunable* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames,
                   Key* key, uint64_t* allowed);
 

@@ -83,7 +83,12 @@ int tunable_init(PyObject* object, PyObject* args, PyObject*) {
   tactics->functions.push_back(PyRef::borrow(function));
   tactics->objects = PyRef::steal(PyDict_New());
   if (!tactics->objects) return -1;
-  delete std::exchange(self->tactics, tactics.release());
+  // A call may be running on the old ones.
+  if (self->tactics != nullptr) {
+    PyErr_SetString(PyExc_RuntimeError, "this tunable was made already");
+    return -1;
+  }
+  self->tactics = tactics.release();
   return 0;
 }
 
@@ -95,6 +100,7 @@ int tunable_traverse(PyObject* object, visitproc visit, void* arg) {
     for (const auto& parameter : self->tactics->parameters) Py_VISIT(parameter.default_value.get());
     for (const auto& function : self->tactics->functions) Py_VISIT(function.get());
     Py_VISIT(self->tactics->objects.get());
+    for (const auto& known : self->tactics->allowed) Py_VISIT(known.second.first.get());
   }
   return 0;
 }
@@ -153,6 +159,10 @@ PyObject* key_words(PyObject* object, PyObject* arguments) {
   PyObject* value = nullptr;
   Py_ssize_t at = 0;
   for (Py_ssize_t i = 0; PyDict_Next(keywords, &at, &name, &value); ++i) {
+    if (!PyUnicode_Check(name)) {
+      PyErr_SetString(PyExc_TypeError, "keywords must be strings");
+      return nullptr;
+    }
     values.push_back(value);
     Py_INCREF(name);
     PyTuple_SET_ITEM(names.get(), i, name);
@@ -237,7 +247,7 @@ PyObject* object_number(PyObject* object, PyObject* value) {
   if (tactics == nullptr) return nullptr;
   Key key;
   if (add_object(*tactics, &key, value) != Keyed::Yes) {
-    if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "unhashable");
+    if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "this value cannot be part of a key");
     return nullptr;
   }
   return PyLong_FromUnsignedLongLong(key.words[0] >> 8);

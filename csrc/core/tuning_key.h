@@ -38,7 +38,8 @@ struct Key {
   uint64_t words[kMaxWords];
   int count = 0;
   bool too_long = false;
-  int device_type = -1;  // of the first Tensor
+  bool any_autograd_meta = false;
+  int device_type = -1;  // of the first Tensor, or of the first that is not on the CPU
 
   HOTOP_INLINE void add(uint64_t word) {
     if (HOTOP_UNLIKELY(count == kMaxWords)) {
@@ -48,13 +49,22 @@ struct Key {
     words[count++] = word;
   }
 
+  // Two chains of multiplications, so that neither waits for the other.
   HOTOP_INLINE uint64_t hash() const {
-    uint64_t state = 0x9E3779B97F4A7C15u ^ static_cast<uint64_t>(count);
-    for (int i = 0; i < count; ++i) {
-      const auto product = static_cast<unsigned __int128>(state ^ words[i]) * 0xD6E8FEB86659FD93u;
-      state = static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
+    uint64_t left = 0x9E3779B97F4A7C15u ^ static_cast<uint64_t>(count);
+    uint64_t right = 0xD6E8FEB86659FD93u;
+    int i = 0;
+    for (; i + 3 < count; i += 4) {
+      left = mix(left ^ words[i], words[i + 1] ^ 0xA0761D6478BD642Fu);
+      right = mix(right ^ words[i + 2], words[i + 3] ^ 0xE7037ED1A0B428DBu);
     }
-    return state;
+    for (; i < count; ++i) left = mix(left ^ words[i], 0xD6E8FEB86659FD93u);
+    return mix(left ^ 0x8EBC6AF09C88C6E3u, right ^ 0x589965CC75374CC3u);
+  }
+
+  static HOTOP_INLINE uint64_t mix(uint64_t a, uint64_t b) {
+    const auto product = static_cast<unsigned __int128>(a) * b;
+    return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
   }
 };
 

@@ -31,7 +31,10 @@ def tunable(
     ``Library.impl`` or :func:`hotop.fast_custom_op` like any function, or call it.
 
     What decides is the call's key: of every Tensor the dtype, device, contiguity and sizes, of
-    every other argument the value. Tune with :func:`tuning`.
+    every other argument the value. Calls with a value that has no place in a key (Tensors that
+    are sparse, nested, conjugated or negated views, or seen by ``__torch_dispatch__`` or a
+    functorch transform; objects that are no schema's argument; very long lists) are not tuned:
+    the default serves them. Tune with :func:`tuning`.
 
     Args:
         name: The name in files, best the op's; None: module and name of the function.

@@ -22,6 +22,19 @@ _TENSOR = re.compile(r"(\w+)\[([\d,*]*)\](:strided)?@(\w+)")
 _TAG_TENSOR, _TAG_NONE, _TAG_BOOL, _TAG_INT, _TAG_FLOAT = 1, 2, 3, 4, 5
 _TAG_DTYPE, _TAG_OBJECT, _TAG_LIST, _TAG_ALLOWED = 6, 7, 8, 9
 _LEFT_OUT = (1 << 64) - 1
+# Tensors whose meaning or memory is not what sizes and dtype say; kOpaque in the core.
+_OPAQUE = 0
+for _key in (
+    torch._C.DispatchKey.Conjugate,
+    torch._C.DispatchKey.Negative,
+    torch._C.DispatchKey.ZeroTensor,
+    torch._C.DispatchKey.NestedTensor,
+    torch._C.DispatchKey.Python,
+    torch._C.DispatchKey.Functionalize,
+    torch._C.DispatchKey.FuncTorchGradWrapper,
+    torch._C.DispatchKey.FuncTorchBatched,
+):
+    _OPAQUE |= torch._C.DispatchKeySet(_key).raw_repr()
 
 
 @dataclass(frozen=True)
@@ -53,9 +66,11 @@ def bind(
     """Return the value of every parameter.
 
     Raises:
-        NotKeyable: Too many values, or one is missing.
+        NotKeyable: Too many values, one is missing, or a keyword is unknown or given twice.
     """
     if len(args) > len(parameters):
+        raise NotKeyable
+    if kwargs and not kwargs.keys() <= {parameter.name for parameter in parameters[len(args) :]}:
         raise NotKeyable
     values = []
     for i, parameter in enumerate(parameters):
@@ -66,10 +81,21 @@ def bind(
     return values
 
 
+def is_tensor(value: Any) -> bool:
+    """Return whether this is a Tensor, whatever ``__class__`` says."""
+    return issubclass(type(value), torch.Tensor)
+
+
 def describe_value(value: Any, parameter: Parameter, nested: bool = False) -> Any:
-    """Return one value's part of a description."""
-    if isinstance(value, torch.Tensor):
-        if value.layout is not torch.strided:
+    """Return one value's part of a description.
+
+    Raises:
+        NotKeyable: It has none.
+    """
+    if is_tensor(value):
+        if torch._C._dispatch_keys(value).raw_repr() & _OPAQUE:
+            raise NotKeyable
+        if value.layout is not torch.strided or _records_grad(value):
             raise NotKeyable
         sizes = []
         for i, size in enumerate(value.shape):
@@ -83,7 +109,7 @@ def describe_value(value: Any, parameter: Parameter, nested: bool = False) -> An
         strided = "" if value.is_contiguous() else ":strided"
         dtype = str(value.dtype).removeprefix("torch.")
         return f"{dtype}[{','.join(sizes)}]{strided}@{value.device.type}"
-    if value is None or isinstance(value, bool):
+    if value is None or value is True or value is False:
         return str(value)
     if type(value) is int:
         if not -(1 << 63) <= value < 1 << 63:
@@ -93,29 +119,40 @@ def describe_value(value: Any, parameter: Parameter, nested: bool = False) -> An
         return f"float {value.hex()}"
     if type(value) is str:
         return f"str {json.dumps(value)}"
-    if isinstance(value, torch.dtype | torch.layout | torch.memory_format):
+    if type(value) in (torch.dtype, torch.layout, torch.memory_format):
         return str(value)
-    if isinstance(value, torch.device):
+    if type(value) is torch.device:
         return f"device {value}"
-    if type(value) in (list, tuple) and not nested:
+    if type(value) in (list, tuple, torch.Size) and not nested:
         return [describe_value(element, parameter, nested=True) for element in value]
     raise NotKeyable
 
 
+def _records_grad(value: torch.Tensor) -> bool:
+    # A kernel runs below autograd. Above it, another tactic could lose the gradient.
+    excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
+    return (
+        value.requires_grad
+        and torch.is_grad_enabled()
+        and not excluded(torch._C.DispatchKey.AutogradCPU)
+    )
+
+
 def device_of(values: list[Any]) -> torch.device | None:
-    """Return the first Tensor's device.
+    """Return the accelerator on which Tensors lie, else the CPU; None: there are no Tensors.
 
     Raises:
         NotKeyable: Tensors lie on two accelerators.
     """
     devices = []
     for value in values:
-        for element in value if isinstance(value, list | tuple) else (value,):
-            if isinstance(element, torch.Tensor) and element.device not in devices:
+        for element in value if type(value) in (list, tuple) else (value,):
+            if is_tensor(element) and element.device not in devices:
                 devices.append(element.device)
-    if len([device for device in devices if device.type != "cpu"]) > 1:
+    accelerators = [device for device in devices if device.type != "cpu"]
+    if len(accelerators) > 1:
         raise NotKeyable
-    return devices[0] if devices else None
+    return next(iter(accelerators or devices), None)
 
 
 def encode(
@@ -192,15 +229,18 @@ def _dtype_number(dtype: torch.dtype) -> int:
 
 
 def representative(parameters: list[Parameter], values: list[Any]) -> list[Any]:
-    """Return the values on which a bucket is measured: its own sizes, the call's data repeated."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for parameter, value in zip(parameters, values, strict=True):
-        if isinstance(value, torch.Tensor):
-            shapes[parameter.name] = tuple(
-                size if bucket is None or bucket.is_left_out else bucket(size)
-                for i, size in enumerate(value.shape)
-                for bucket in [parameter.bucket_of(i, value.dim())]
-            )
+    """Return the values on which a bucket is measured: its own sizes, the call's data repeated.
+
+    Tensors that are not contiguous stay so: the key holds it.
+
+    Raises:
+        NotKeyable: The bucket's sizes cannot be made so.
+    """
+    shapes: dict[str, tuple[int, ...]] = {
+        parameter.name: _bucketed(value, parameter)
+        for parameter, value in zip(parameters, values, strict=True)
+        if is_tensor(value)
+    }
     for parameter in parameters:
         shape = shapes.get(parameter.name, ())
         for i in range(len(shape)):
@@ -208,13 +248,31 @@ def representative(parameters: list[Parameter], values: list[Any]) -> list[Any]:
             if bucket is not None and bucket.size_of is not None:
                 shape = (*shape[:i], int(bucket.size_of(shapes)), *shape[i + 1 :])
                 shapes[parameter.name] = shape
-    return [
-        _resized(value, shapes[parameter.name]) if parameter.name in shapes else value
-        for parameter, value in zip(parameters, values, strict=True)
-    ]
+    resized = []
+    for parameter, value in zip(parameters, values, strict=True):
+        if parameter.name in shapes:
+            value = _resized(value, shapes[parameter.name])
+        elif type(value) in (list, tuple):
+            value = type(value)(
+                _resized(one, _bucketed(one, parameter)) if is_tensor(one) else one for one in value
+            )
+        resized.append(value)
+    return resized
+
+
+def _bucketed(tensor: torch.Tensor, parameter: Parameter) -> tuple[int, ...]:
+    return tuple(
+        size if bucket is None or bucket.is_left_out else bucket(size)
+        for i, size in enumerate(tensor.shape)
+        for bucket in [parameter.bucket_of(i, tensor.dim())]
+    )
 
 
 def _resized(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    strides = tensor.stride()
+    is_contiguous = tensor.is_contiguous()
+    if shape == tensor.shape:
+        return tensor
     for i, size in enumerate(shape):
         if size == tensor.shape[i]:
             continue
@@ -223,4 +281,16 @@ def _resized(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
             continue
         places = torch.arange(size, device=tensor.device) % tensor.shape[i]
         tensor = tensor.index_select(i, places)
-    return tensor
+    return tensor if is_contiguous else _strided(tensor, strides)
+
+
+def _strided(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    """Return a copy whose dimensions lie in the order of these strides, with gaps if need be."""
+    order = sorted(range(tensor.dim()), key=lambda i: -strides[i])
+    back = [order.index(i) for i in range(tensor.dim())]
+    copy = tensor.permute(order).contiguous().permute(back)
+    if copy.is_contiguous():
+        copy = torch.stack([tensor, tensor], -1)[..., 0]
+    if copy.is_contiguous():  # it has no two elements
+        raise NotKeyable
+    return copy

@@ -51,17 +51,45 @@ def measure(
     effort: Effort,
     on_tactic: Callable[[str], None],
 ) -> Measured:
-    """Return which tactic is fastest on the sizes that stand for the call's bucket."""
+    """Return which tactic is fastest on the sizes that stand for the call's bucket.
+
+    The caller's Tensors and the state of the random generators stay as they are.
+
+    Raises:
+        ValueError: The reference changes what it must not.
+        Exception: What the reference or a bucket rule raises.
+    """
+    with torch.random.fork_rng(_accelerators(args, kwargs)):
+        return _measure(tunable, args, kwargs, effort, on_tactic)
+
+
+def _measure(
+    tunable: Tunable,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    effort: Effort,
+    on_tactic: Callable[[str], None],
+) -> Measured:
     outcome = Measured()
     positional, keywords = _stand_ins(tunable, args, kwargs)
     names = tunable.candidates(positional, keywords)
+    here = tunable.candidates(args, kwargs)
+    for number in names.keys() ^ here.keys():
+        # Its test looks at what the key does not hold, so no choice may name it.
+        name = names.pop(number, None) or here[number]
+        outcome.rejected[name] = "applies to some sizes of the bucket only"
     default = next(iter(tunable.tactics))
     reference = tunable.check.reference or tunable.tactics[default].function
+    kept = _backups(tunable, positional, keywords)
     expected = _run(tunable, reference, positional, keywords)
+    if _restore(kept):
+        raise ValueError("the reference changes an argument that mutates_args does not name")
     sound = []
     for name in names.values():
         on_tactic(name)
         problem = _difference(tunable, name, positional, keywords, expected)
+        if _restore(kept):
+            problem = "changes an argument that mutates_args does not name"
         if problem is None:
             sound.append(name)
         else:
@@ -100,7 +128,7 @@ def _copies(
     changed = []
 
     def copied(name: str, value: Any) -> Any:
-        if name in tunable.mutates_args and isinstance(value, torch.Tensor):
+        if name in tunable.mutates_args and _key.is_tensor(value):
             value = value.clone()
             changed.append(value)
         return value
@@ -108,6 +136,33 @@ def _copies(
     positional = [copied(name, value) for name, value in zip(names, args, strict=False)]
     keywords = {name: copied(name, value) for name, value in kwargs.items()}
     return positional, keywords, changed
+
+
+def _backups(
+    tunable: Tunable, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return the Tensors that no tactic may change, which may be the caller's, and copies."""
+    names = [parameter.name for parameter in tunable._parameters]
+    kept = []
+    for name, value in [*zip(names, args, strict=False), *kwargs.items()]:
+        if name not in tunable.mutates_args:
+            for one in value if type(value) in (list, tuple) else (value,):
+                if _key.is_tensor(one) and one.layout is torch.strided:
+                    kept.append((one, one.detach().clone()))
+    return kept
+
+
+def _restore(kept: list[tuple[torch.Tensor, torch.Tensor]]) -> bool:
+    """Undo what was changed, and return whether anything was."""
+    changed = False
+    for tensor, copy in kept:
+        now, before = (
+            t.detach().contiguous().reshape(-1).view(torch.uint8) for t in (tensor, copy)
+        )
+        if tensor.device.type != "meta" and not torch.equal(now, before):
+            tensor.detach().copy_(copy)
+            changed = True
+    return changed
 
 
 def _run(
@@ -140,12 +195,12 @@ def _difference(
 
 
 def _as_sequences(value: Any) -> Any:
-    # assert_close compares what it knows; None and str are not among it.
+    # assert_close compares what it knows; None, str and the like are not among it.
     if isinstance(value, list | tuple):
         return [_as_sequences(element) for element in value]
     if isinstance(value, torch.Tensor | int | float | complex):
         return value
-    return [] if value is None else [hash(value)]
+    return [hash(value)]
 
 
 def _timer(
@@ -172,8 +227,14 @@ def _timer(
     return lambda: batch(calls)
 
 
+def _accelerators(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[int]:
+    """Return the CUDA devices of the call's Tensors."""
+    values = (*args, *kwargs.values())
+    return sorted({v.get_device() for v in values if _key.is_tensor(v) and v.is_cuda})
+
+
 def _synchronize(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[], None]:
     for value in (*args, *kwargs.values()):
-        if isinstance(value, torch.Tensor) and value.is_cuda:
+        if _key.is_tensor(value) and value.is_cuda:
             return lambda: torch.cuda.synchronize(value.device)
     return lambda: None

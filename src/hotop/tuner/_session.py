@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import warnings
@@ -43,22 +44,41 @@ class Session:
         self.progress = progress
         self.writes = writes
         self.tables: dict[torch.device, _store.Table] = {}
-        self._seen: set[tuple[str, bytes]] = set()
+        self._seen: set[tuple[Tunable, bytes]] = set()
         self._unsaved: dict[torch.device, _store.Table] = {}
         self._saved_at = time.monotonic()
 
     def tune(self, tunable: Tunable, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Measure the call's key unless its choice is known."""
         found = tunable._describe(args, kwargs)
-        if found is None or _is_capturing(found[1]):
+        if found is None or _is_recorded(found[1]):
             return
         description, device = found
         words = tunable._encode(description, device.index)
-        if (tunable.name, words) in self._seen:
+        if (tunable, words) in self._seen:
             return
-        self._seen.add((tunable.name, words))
+        try:
+            self._choose(tunable, args, kwargs, description, device)
+        except Exception as error:  # the call itself goes on, and says so if it is at fault
+            warnings.warn(
+                f"{tunable.name}: not tuned for {description[1:]}: {type(error).__name__}: {error}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        self._seen.add((tunable, words))
+
+    def _choose(
+        self,
+        tunable: Tunable,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        description: list[Any],
+        device: torch.device,
+    ) -> None:
+        names = set(tunable.candidates(args, kwargs).values())
         known = None if self.retune else self._known(tunable, description, device)
-        if known is not None:
+        # A tactic that came after the file must have its chance.
+        if known is not None and {known.tactic} <= names <= {*known.tried, *known.rejected}:
             # Among what the ranks agree on.
             self._keep(self.tables, tunable, device, known)
             tunable._learn(description, device, known.tactic)
@@ -91,8 +111,7 @@ class Session:
             table = _store.usable(self.path, device)
         if table is None:
             return None
-        choice = table.find(tunable.name, tunable.signature, description)
-        return choice if choice is not None and choice.tactic in tunable.tactics else None
+        return table.find(tunable.name, tunable.signature, description)
 
     def _keep(
         self,
@@ -135,18 +154,20 @@ class Session:
         if not self.writes:
             return
         for device, table in pending.items():
-            path = self.path or _store.default_path(device)
             try:
-                _store.save(table, path)
+                _store.save(table, self.path or _store.default_path(device))
             except (OSError, _store.BrokenTable) as error:
                 warnings.warn(
-                    f"{path}: tuned choices cannot be kept ({error}); they hold in this process",
+                    f"tuned choices cannot be kept ({error}); they hold in this process",
                     RuntimeWarning,
                     stacklevel=2,
                 )
 
 
-def _is_capturing(device: torch.device) -> bool:
+def _is_recorded(device: torch.device) -> bool:
+    """Return whether what runs now is recorded by a trace, a mode or a CUDA graph."""
+    if torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() is not None:
+        return True
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
@@ -158,9 +179,9 @@ def call(tunable: Tunable, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
     with _lock:
         session = _session
         if session is not None:
-            # A tactic that calls another tunable is timed as it will run.
-            _switches.set_timing_tactics(True)
             try:
+                # A tactic that calls another tunable is timed as it will run.
+                _switches.set_timing_tactics(True)
                 session.tune(tunable, args, kwargs)
             finally:
                 _switches.set_timing_tactics(False)
@@ -184,15 +205,20 @@ def tuning(
     Each new key is measured once: every tactic that applies and is allowed is compared with the
     reference, then all are timed in turn, on the sizes that stand for the bucket. The results of
     the calls themselves come from the default tactic. What was found is used by calls after the
-    block, and kept in the device's file, also when the block is left by an exception.
+    block, and kept in the device's file, also when the block is left by an exception. A key that
+    cannot be measured is reported and left to the default. Calls that are traced, captured in a
+    CUDA graph or seen by a dispatch mode, and calls of forked processes, are not measured. While
+    one thread measures, calls of others wait.
 
     With ``torch.distributed`` up, all ranks of ``group`` must enter and leave the block together;
     at its end they agree on one choice per key (see :func:`agree`), and one rank per machine
     writes the file.
 
     Args:
-        path: The file; None: :func:`hotop.tuner.default_path` of each Tensor's device.
-        retune: Measure also what the file knows.
+        path: The file, for Tensors of one device; None: :func:`hotop.tuner.default_path` of each
+            Tensor's device.
+        retune: Measure also what the file knows. (A key is measured again anyway when a tactic
+            that can serve it was not tried.)
         warmup: Calls before a tactic's first measured one.
         rounds: Measured batches of each tactic; the median counts.
         batch_us: Microseconds that a batch lasts about.
@@ -207,29 +233,43 @@ def tuning(
     global _session
     if warmup < 1 or rounds < 1 or not batch_us > 0:
         raise ValueError("warmup, rounds and batch_us must be positive")
-    with _lock:
-        if _session is not None:
-            raise RuntimeError("hotop.tuning() is open already")
-        session = Session(
-            Path(path) if path is not None else None,
-            _profile.Effort(warmup, rounds, batch_us),
-            retune,
-            Progress(progress),
-            _distributed.writes_files(),
-        )
-        _session = session
-        _switches.set_tuning(True)
+    session = Session(
+        Path(path) if path is not None else None,
+        _profile.Effort(warmup, rounds, batch_us),
+        retune,
+        Progress(progress),
+        _distributed.writes_files(),
+    )
     try:
+        with _lock:
+            if _session is not None:
+                raise RuntimeError("hotop.tuning() is open already")
+            _session = session
+        _switches.set_tuning(True)
         yield
     finally:
-        with _lock:
+        if _session is session:
+            # Before anything that waits, so that a second Ctrl-C leaves no block open.
             _session = None
             _switches.set_tuning(False)
-        session.progress.close()
-        try:
-            _share(session, group)
-        finally:
-            session.save()
+            try:
+                with _lock:  # another thread may still measure
+                    session.progress.close()
+                _share(session, group)
+            finally:
+                session.save()
+
+
+def _leave_in_child() -> None:
+    """A forked process has no session, and no thread that would give the lock back."""
+    global _session, _lock
+    _session = None
+    _lock = threading.RLock()
+    _switches.set_tuning(False)
+    _switches.set_timing_tactics(False)
+
+
+os.register_at_fork(after_in_child=_leave_in_child)
 
 
 def _share(session: Session, group: Any) -> None:

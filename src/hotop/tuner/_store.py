@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
+import math
 import os
 import platform
 import re
@@ -23,6 +25,10 @@ VERSION = 1
 
 class BrokenTable(Exception):
     """A file of tuned choices that cannot be used, and why."""
+
+
+class ForeignTable(BrokenTable):
+    """A file that is whole, but not one of this version of hotop's tuner: not ours to replace."""
 
 
 @dataclass(frozen=True)
@@ -105,9 +111,10 @@ class Table:
         Raises:
             BrokenTable: It is not one of this machine's.
         """
-        for device in _devices(self.device["type"]):
-            if describe_device(device) == self.device:
-                return device
+        with contextlib.suppress(RuntimeError):  # a type that this PyTorch does not know
+            for device in _devices(self.device["type"]):
+                if describe_device(device) == self.device:
+                    return device
         raise BrokenTable(
             f"{self.path}: made for {self.device['name']!r}, which is not a device of this process"
         )
@@ -170,12 +177,19 @@ def same_devices(device: torch.device) -> list[int | None]:
 
 
 def directory() -> Path:
-    """Return where files lie: ``$HOTOP_TUNER_DIR``, or the user's cache directory."""
+    """Return where files lie: ``$HOTOP_TUNER_DIR``, or the user's cache directory.
+
+    Raises:
+        FileNotFoundError: Neither is set, and the user has no home.
+    """
     given = os.environ.get("HOTOP_TUNER_DIR")
     if given:
         return Path(given)
     cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "hotop" / "tuner"
+    try:
+        return (Path(cache) if cache else Path.home() / ".cache") / "hotop" / "tuner"
+    except RuntimeError:
+        raise FileNotFoundError("there is no home directory; set HOTOP_TUNER_DIR") from None
 
 
 def default_path(device: torch.device | str = "cpu") -> Path:
@@ -195,45 +209,58 @@ def read(path: Path) -> Table:
         document = json.loads(path.read_bytes())
     except OSError as error:
         raise BrokenTable(f"{path}: {error.strerror or error}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BrokenTable(f"{path}: not JSON ({error})") from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise BrokenTable(f"{path}: not a table of hotop's tuner")
+        raise ForeignTable(f"{path}: not a table of hotop's tuner")
     if document.get("version") != VERSION:
-        raise BrokenTable(
+        raise ForeignTable(
             f"{path}: of version {document.get('version')!r}; this hotop reads version {VERSION}"
         )
     try:
         device = document["device"]
         table = Table({"type": str(device["type"]), "name": str(device["name"])}, path)
         for name, op in document["ops"].items():
-            table.ops[name] = {"signature": str(op["signature"]), "choices": {}}
+            if not isinstance(op["signature"], str):
+                raise TypeError("signature")
+            table.ops[name] = {"signature": op["signature"], "choices": {}}
             for entry in op["choices"]:
                 table.add(name, op["signature"], _checked(Choice(**entry)))
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise BrokenTable(f"{path}: a part is missing or wrong ({error!r})") from None
+    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+        raise BrokenTable(f"{path}: a part is missing or wrong ({error!r:.300})") from None
     return table
 
 
 def _checked(choice: Choice) -> Choice:
+    times = [choice.median_us, choice.measured_at, *choice.tried.values()]
+    if choice.default_us is not None:
+        times.append(choice.default_us)
     if not (
         isinstance(choice.key, list)
         and choice.key
-        and isinstance(choice.key[0], int)
+        and type(choice.key[0]) is int
         and isinstance(choice.tactic, str)
-        and isinstance(choice.measured_at, int | float)
-        and isinstance(choice.median_us, int | float)
+        and all(type(time) in (int, float) and 0 <= time < math.inf for time in times)
+        and all(isinstance(problem, str) for problem in choice.rejected.values())
     ):
         raise ValueError(f"bad choice {choice}")
     return choice
 
 
-_tables: dict[Path, Table | None] = {}
+# None: there is no place for files.
+_tables: dict[Path | None, Table | None] = {}
 
 
 def read_default(device: torch.device) -> Table | None:
     """Return the table of a device of this machine, read once; a broken one is reported."""
-    return usable(default_path(device), device)
+    try:
+        path = default_path(device)
+    except OSError as error:
+        if None not in _tables:
+            _tables[None] = None
+            warnings.warn(f"no tuned choices: {error}", RuntimeWarning, stacklevel=4)
+        return None
+    return usable(path, device)
 
 
 def usable(path: Path, device: torch.device) -> Table | None:
@@ -249,13 +276,13 @@ def forget() -> None:
 
 
 def _read_usable(path: Path, device: torch.device) -> Table | None:
-    if not path.exists():
-        return None
     try:
+        if not path.exists():
+            return None
         table = read(path)
         if table.device != describe_device(device):
             raise BrokenTable(f"{path}: made for {table.device['name']!r}")
-    except BrokenTable as error:
+    except (BrokenTable, OSError) as error:
         warnings.warn(
             f"{error}; ignored, so calls take their default", RuntimeWarning, stacklevel=4
         )
@@ -268,7 +295,11 @@ def _locked(path: Path) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.with_name(path.name + ".lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        yield  # closing the file gives the lock back
+        try:
+            yield
+        finally:
+            # Closing is not enough where a process was forked meanwhile.
+            fcntl.flock(lock, fcntl.LOCK_UN)
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -295,13 +326,21 @@ def save(table: Table, path: Path) -> Table:
         What the file holds now.
 
     Raises:
-        BrokenTable: The file is for another device.
+        BrokenTable: The file is for another device, of another version, or not a table.
+        OSError: It cannot be read or written, or is a directory.
     """
+    given, path = path, Path(os.path.realpath(path))  # a link stays one
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     with _locked(path):
         merged = Table(table.device, path)
         if path.exists():
+            with path.open("rb"):  # what cannot be opened is not broken
+                pass
             try:
                 merged = read(path)
+            except ForeignTable:
+                raise
             except BrokenTable as error:
                 aside = path.with_name(path.name + ".broken")
                 path.replace(aside)
@@ -312,6 +351,7 @@ def save(table: Table, path: Path) -> Table:
                 )
         merged.merge(table)
         write_whole(path, merged.to_json())
+    _tables.pop(given, None)
     _tables.pop(path, None)
     return merged
 
@@ -322,6 +362,8 @@ def clear_file(path: Path, ops: Iterable[str] = ()) -> int:
     Raises:
         BrokenTable: It cannot be read.
     """
+    read(path)  # before a lock file is made beside it
+    path = Path(os.path.realpath(path))
     with _locked(path):
         table = read(path)
         names = set(ops) or set(table.ops)

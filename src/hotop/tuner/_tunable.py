@@ -93,6 +93,9 @@ class Tunable(_Base):  # type: ignore[misc]
     def __deepcopy__(self, memo: dict[int, Any]) -> Tunable:
         return self
 
+    def __reduce__(self) -> str:
+        return self.__qualname__
+
     def __repr__(self) -> str:
         return f"<hotop tunable {self.name}: {', '.join(self.tactics)}>"
 
@@ -120,22 +123,32 @@ class Tunable(_Base):  # type: ignore[misc]
     def _add(self, name: str, tactic: Tactic) -> None:
         if name in self.tactics:
             raise ValueError(f"{self.name} already has a tactic {name!r}")
-        self._add_tactic(tactic.function)
+        # In this order: the core then forgets what a text allowed before.
         self.tactics[name] = tactic
+        try:
+            self._add_tactic(tactic.function)
+        except ValueError:
+            del self.tactics[name]
+            raise
 
     def candidates(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[int, str]:
         """Return number and name of the tactics that can serve a call and are allowed in it.
 
+        For a malformed call that is the default, which says what is wrong.
+
         Raises:
             ValueError: ``allowed_backends`` names something unknown, or leaves no tactic.
         """
+        try:
+            values = _key.bind(self._parameters, args, kwargs)
+        except NotKeyable:
+            return {0: next(iter(self.tactics))}
         allowed = -1
         if self._choice_index >= 0:
-            values = _key.bind(self._parameters, args, kwargs)
             allowed = self._parse_allowed(values[self._choice_index])
-        device = self._device(args, kwargs)
+        device = self._device(values)
         found = {}
-        for i, (name, tactic) in enumerate(self.tactics.items()):
+        for i, (name, tactic) in enumerate(list(self.tactics.items())):
             if not allowed >> i & 1:
                 continue
             if tactic.device_types and device not in tactic.device_types:
@@ -146,9 +159,9 @@ class Tunable(_Base):  # type: ignore[misc]
             raise ValueError(f"{self.name}: no allowed backend can serve this call")
         return found
 
-    def _device(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
+    def _device(self, values: list[Any]) -> str | None:
         try:
-            device = _key.device_of([*args, *kwargs.values()])
+            device = _key.device_of(values)
         except NotKeyable:
             return None
         return None if device is None else device.type
@@ -161,7 +174,7 @@ class Tunable(_Base):  # type: ignore[misc]
         names = {name.strip() for name in text.split(",") if name.strip()}
         mask = 0
         known = set()
-        for i, (name, tactic) in enumerate(self.tactics.items()):
+        for i, (name, tactic) in enumerate(list(self.tactics.items())):
             backends = set(tactic.backends or (name,))
             known |= backends
             mask |= (backends <= names) << i
@@ -174,7 +187,7 @@ class Tunable(_Base):  # type: ignore[misc]
 
     def _allowed_mask(self, names: list[str]) -> int:
         order = list(self.tactics)
-        return sum(1 << order.index(name) for name in names)
+        return sum(1 << order.index(name) for name in set(names))
 
     def _describe(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -192,7 +205,9 @@ class Tunable(_Base):  # type: ignore[misc]
                     description.append({"allowed": names})
                 else:
                     description.append(_key.describe_value(value, parameter))
-            device = _key.device_of(values)
+            device = _key.device_of(
+                [v for p, v in zip(self._parameters, values, strict=True) if not p.ignored]
+            )
         except NotKeyable:
             return None
         return None if device is None else (description, device)
@@ -217,6 +232,12 @@ class Tunable(_Base):  # type: ignore[misc]
         order = list(self.tactics)
         if tactic not in order:
             raise ValueError(f"{self.name} has no tactic {tactic!r}")
+        device_types = self.tactics[tactic].device_types
+        if device_types and device.type not in device_types:
+            raise ValueError(f"{tactic!r} does not work on {device.type}")
+        for part in description:
+            if isinstance(part, dict) and tactic not in part["allowed"]:
+                raise ValueError(f"{tactic!r} is not among the allowed {part['allowed']}")
         for index in _store.same_devices(device):
             self._set_choice(self._encode(description, index), order.index(tactic))
 
@@ -233,12 +254,16 @@ class Tunable(_Base):  # type: ignore[misc]
         if table is not None:
             self._learn_all(table, device)
 
-    def _learn_all(self, table: _store.Table, device: torch.device) -> None:
+    def _learn_all(self, table: _store.Table, device: torch.device) -> int:
+        """Take what fits of a table, and return how many choices that are."""
+        taken = 0
         for choice in table.choices_of(self.name, self.signature):
             try:
                 self._learn(choice.key, device, choice.tactic)
+                taken += 1
             except Exception as error:  # whatever stands in the file
                 table.report(f"a choice of {self.name} does not fit this version ({error})")
+        return taken
 
     def _tune(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], /) -> Any:
         from hotop.tuner import _session
@@ -314,9 +339,4 @@ def load(path: str | Path) -> int:
     """
     table = _store.read(Path(path))
     device = table.check_device()
-    taken = 0
-    for tunable in living().values():
-        before = tunable._choice_count()
-        tunable._learn_all(table, device)
-        taken += tunable._choice_count() - before
-    return taken
+    return sum(tunable._learn_all(table, device) for tunable in living().values())

@@ -47,7 +47,8 @@ def _show(arguments: argparse.Namespace) -> int:
 
 def _readable(key: list[object]) -> str:
     return " ".join(
-        ",".join(part["allowed"]) if isinstance(part, dict) else str(part) for part in key[1:]
+        ",".join(map(str, part.get("allowed", ()))) if isinstance(part, dict) else str(part)
+        for part in key[1:]
     )
 
 
@@ -58,6 +59,8 @@ def _merge(arguments: argparse.Namespace) -> int:
             raise _store.BrokenTable(
                 f"{path}: made for {table.device['name']!r}, not {tables[0].device['name']!r}"
             )
+    if arguments.file.exists():
+        _store.read(arguments.file)  # what is named here is not put aside when it is foreign
     merged = tables[0]
     for table in tables:
         merged = _store.save(table, arguments.file)
