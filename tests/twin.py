@@ -83,7 +83,13 @@ def _backward(result: Any) -> None:
 
 def _describe_events(profiler: Any) -> list[Any]:
     return [
-        (normalise(event.name), str(event.input_shapes))
+        (
+            normalise(event.name),
+            str(event.input_shapes),
+            str(event.concrete_inputs),
+            event.sequence_nr >= 0,
+            str(event.scope),
+        )
         for event in profiler.function_events
         if not event.name.startswith(("[", "profiler", "Profiler"))
     ]

@@ -6,6 +6,7 @@
 #include <exception>
 
 #include "gate.h"
+#include "observed.h"
 #include "results.h"
 #include "slot.h"
 #include "torch_compat.h"
@@ -224,6 +225,33 @@ HOTOP_INLINE PyObject* call_kernel(PyObject* function, PyObject* const* args, si
   return call_counted(function, args, nargsf, keywords);
 }
 
+// What the kernel is called with.
+struct Outgoing {
+  PyObject* const* values;
+  int positional;
+  size_t lent;  // PY_VECTORCALL_ARGUMENTS_OFFSET or 0
+  PyObject* keywords;
+};
+
+HOTOP_INLINE PyObject* run_kernel(Plan& plan, const Call& call, const Outgoing& outgoing) {
+  Kernel* kernel = call.kernel;
+  auto function = PyRef::borrow(kernel->function.get());
+  const size_t nargsf = outgoing.positional | outgoing.lent;
+  BelowAutograd below(*call.thread, call.route->below_autograd);
+  if (call.route->bumps_versions && !bump_versions(plan, call)) return nullptr;
+  PyObject* result = nullptr;
+  if (HOTOP_UNLIKELY(call.stash_modes)) {
+    StashedModes without_modes;
+    result = call_kernel(function.get(), outgoing.values, nargsf, outgoing.keywords);
+  } else {
+    result = call_kernel(function.get(), outgoing.values, nargsf, outgoing.keywords);
+  }
+  if (HOTOP_UNLIKELY(result == nullptr)) return nullptr;
+  if (HOTOP_LIKELY(is_common_result(plan, call, result))) return result;
+  return finish_uncommon(plan, kernel, outgoing.values, outgoing.positional, outgoing.keywords,
+                         result);
+}
+
 }  // namespace
 
 PyObject* call_direct(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
@@ -237,7 +265,7 @@ PyObject* call_direct(PyObject* self, PyObject* const* args, size_t nargsf, PyOb
   }
   const int positional = without_trailing_defaults(plan, call);
   PyRef keywords;
-  PyObject* const* outgoing = call.values;
+  PyObject* const* values = call.values;
   PyObject* saved_values[kMaxArguments];
   if (HOTOP_UNLIKELY(call.count > plan.positional_count)) {
     // The kernel's argument vector is packed; the checks still need values by position.
@@ -245,28 +273,19 @@ PyObject* call_direct(PyObject* self, PyObject* const* args, size_t nargsf, PyOb
     keywords = pack_keywords(plan, &call, positional);
     if (PyErr_Occurred()) return nullptr;
     call.values = saved_values;
-    outgoing = call.buffer + 1;
+    values = call.buffer + 1;
   }
   // The word in front of our own buffer is ours to lend; the caller's only if it lent it to us.
-  const size_t lent = outgoing == call.buffer + 1 ? PY_VECTORCALL_ARGUMENTS_OFFSET
-                                                  : nargsf & PY_VECTORCALL_ARGUMENTS_OFFSET;
-  Kernel* kernel = call.kernel;
-  auto function = PyRef::borrow(kernel->function.get());
+  const size_t lent = values == call.buffer + 1 ? PY_VECTORCALL_ARGUMENTS_OFFSET
+                                                : nargsf & PY_VECTORCALL_ARGUMENTS_OFFSET;
   ++plan.direct_calls;
-  PyObject* result = nullptr;
-  {
-    BelowAutograd below(*call.thread, call.route->below_autograd);
-    if (call.route->bumps_versions && !bump_versions(plan, call)) return nullptr;
-    if (HOTOP_UNLIKELY(call.stash_modes)) {
-      StashedModes without_modes;
-      result = call_kernel(function.get(), outgoing, positional | lent, keywords.get());
-    } else {
-      result = call_kernel(function.get(), outgoing, positional | lent, keywords.get());
-    }
-    if (HOTOP_UNLIKELY(result == nullptr)) return nullptr;
-    if (HOTOP_LIKELY(is_common_result(plan, call, result))) return result;
-    return finish_uncommon(plan, kernel, outgoing, positional, keywords.get(), result);
+  const Outgoing outgoing{values, positional, lent, keywords.get()};
+  auto observers = at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION);
+  if (HOTOP_UNLIKELY(observers.has_value() && plan.entry->isObserved())) {
+    return observe_call(plan, call, std::move(*observers),
+                        [&] { return run_kernel(plan, call, outgoing); });
   }
+  return run_kernel(plan, call, outgoing);
 }
 
 }  // namespace hotop

@@ -47,8 +47,6 @@ std::string words(const Plan& plan, const Verdict& verdict, PyObject* blamed) {
       return "no kernel is registered for the given device";
     case Reason::FunctionMode:
       return "a torch function mode is active";
-    case Reason::Profiler:
-      return "a profiler or another RecordFunction observer is active";
     case Reason::DynamoCallback:
       return "Dynamo's frame callback is active in this thread";
   }

@@ -201,6 +201,7 @@ bool prepare(Plan& plan, Call* call, PyObject* const* args, Py_ssize_t nargs, Py
     if (route == nullptr) return refuse(verdict, Reason::DispatchKey);
   }
   call->route = route;
+  call->keys = keys;
   call->kernel = route->kernel;
   if (HOTOP_UNLIKELY(route->selects_backend)) {
     call->kernel = selected_kernel(plan, *call);
@@ -220,7 +221,6 @@ bool prepare(Plan& plan, Call* call, PyObject* const* args, Py_ssize_t nargs, Py
     if (!only_device_contexts(modes)) return refuse(verdict, Reason::FunctionMode);
     call->stash_modes = true;
   }
-  if (HOTOP_UNLIKELY(is_observed(thread))) return refuse(verdict, Reason::Profiler);
   if (HOTOP_UNLIKELY(frame_evaluator_replaced(interpreter)) && thread_has_frame_callback()) {
     return refuse(verdict, Reason::DynamoCallback);
   }

@@ -23,7 +23,6 @@ enum class Reason : uint8_t {
   DispatchKey,
   BackendSelect,
   FunctionMode,
-  Profiler,
   DynamoCallback,
 };
 
@@ -44,6 +43,7 @@ struct Call {
   ThreadState* thread;
   const Route* route;
   Kernel* kernel;
+  c10::DispatchKeySet keys;
   PyObject* owned[kMaxArguments];
   uint8_t owned_for[kMaxArguments];     // the argument that each was made for
   PyObject* buffer[kMaxArguments + 1];  // one spare word in front, as the vectorcall protocol likes

@@ -176,6 +176,7 @@ PyObject* plan_new(PyTypeObject* type, PyObject* args, PyObject*) {
   plan->name = c10::toString(plan->handle.operator_name());
   flatten_arguments(*plan, schema);
   flatten_returns(*plan, schema);
+  plan->schema = std::make_shared<const c10::FunctionSchema>(schema);
   plan->check_result = PyRef::borrow(check_result);
   TORCH_CHECK(parse_obligation(obligation, &plan->obligation), "unknown obligation ", obligation);
   plan->live = plan->unsupported.empty();

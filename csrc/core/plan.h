@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -86,7 +87,9 @@ struct Plan {
   std::vector<uint8_t> tensor_positions;  // every argument that can hold Tensors
   std::vector<uint8_t> mutated_positions;
   std::vector<Kind> return_kinds;
-  std::vector<c10::TypePtr> return_types;  // the dispatcher's own schema may go during a call
+  // Copies: the dispatcher's own schema may go during a call.
+  std::vector<c10::TypePtr> return_types;
+  std::shared_ptr<const c10::FunctionSchema> schema;
   std::string name;
   int positional_count = 0;  // arguments before the keyword-only ones
   int required_count = 0;    // shortest call that could be complete

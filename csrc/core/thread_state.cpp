@@ -3,7 +3,7 @@
 
 namespace hotop {
 
-constinit thread_local ThreadState this_thread{nullptr, nullptr, nullptr, false};
+constinit thread_local ThreadState this_thread{nullptr, nullptr, nullptr};
 
 HOTOP_COLD void find_thread_state(ThreadState* state) {
   state->function_modes = &at::impl::PythonTorchFunctionTLS::get_state();

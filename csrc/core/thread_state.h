@@ -3,7 +3,6 @@
 #pragma once
 
 #include <ATen/PythonTorchFunctionTLS.h>
-#include <ATen/record_function.h>
 #include <c10/core/AutogradState.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
@@ -15,7 +14,6 @@ struct ThreadState {
   c10::impl::PODLocalDispatchKeySet* dispatch_keys;
   const at::impl::PythonTorchFunctionTLS* function_modes;
   const c10::AutogradState* autograd;
-  bool observed;  // an observer was seen; ask the slow, complete question until it is gone
 };
 
 extern constinit thread_local ThreadState this_thread;
@@ -26,19 +24,6 @@ HOTOP_INLINE ThreadState& thread_state() {
   ThreadState& state = this_thread;
   if (HOTOP_UNLIKELY(state.dispatch_keys == nullptr)) find_thread_state(&state);
   return state;
-}
-
-// True when a RecordFunction observer, such as a profiler, may want this call.
-// at::hasCallbacks() takes a lock and copies; the dispatcher's own question does not, but it draws
-// a sample for observers that see only some calls. So it is asked only while none is there.
-HOTOP_INLINE bool is_observed(ThreadState& state) {
-  if (HOTOP_UNLIKELY(state.observed)) {
-    state.observed = at::hasCallbacks();
-  } else if (HOTOP_UNLIKELY(
-                 at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION).has_value())) {
-    state.observed = true;
-  }
-  return state.observed;
 }
 
 }  // namespace hotop
