@@ -1,4 +1,5 @@
-# make demo: set up .venv, build, run the demo.   make test: the same set-up, then every test.
+# Each sets up .venv and builds first. make demo: a small transformer, then LTX-2 in its short form.
+# make ltx2: LTX-2 in full, about 20 minutes. make test: every test.
 PYTHON ?= python3
 # The PyTorch to build against, as pip's words; more of them may stand here (a CPU wheel is enough).
 TORCH ?= torch==2.13.0
@@ -15,11 +16,15 @@ endif
 PY := $(VENV)/bin/python
 SOURCES := $(shell find csrc cmake -type f) CMakeLists.txt pyproject.toml
 
-.PHONY: demo test lint format bench build test-2.15 clean
+.PHONY: demo ltx2 test lint format bench build test-2.15 clean
 .DELETE_ON_ERROR:
 
 demo: build
 	$(PY) -m hotop demo
+	$(PY) -m hotop ltx2 --quick
+
+ltx2: build
+	$(PY) -m hotop ltx2 --tuner
 
 test: build lint
 	$(PY) -m pytest tests

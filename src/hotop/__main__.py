@@ -10,6 +10,10 @@ from collections.abc import Sequence
 _COMMANDS = {
     "bench": ("hotop.bench.cli", "measure what an op's call costs, against PyTorch's own ways"),
     "tuner": ("hotop.tuner.cli", "show, merge and clear files of tuned choices"),
+    "ltx2": (
+        "hotop.ltx2.cli",
+        "denoise with LTX-2's transformer, its two hot ops registered each way",
+    ),
     "demo": ("hotop.demo.cli", "generate with a small transformer whose ops are made three ways"),
 }
 
