@@ -2,13 +2,14 @@
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.overrides import BaseTorchFunctionMode
 
 import twin
 from twin_observe import normalise
@@ -265,18 +266,16 @@ def test_equal_ops_are_equal(faulty: Callable) -> None:
 
 
 @twin.needs_hotop
-@pytest.mark.parametrize("requires_grad", [False, True])
-def test_a_wrong_explanation_is_reported(
-    requires_grad: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("context", [nullcontext, BaseTorchFunctionMode])
+def test_a_wrong_explanation_is_reported(context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     pair = twin.Twin(scale)
-    make = call(x_requires_grad=requires_grad)
-    pair.compare(make)
-    assert pair.direct is (not requires_grad)
-    lie = SimpleNamespace(direct=requires_grad)
+    pair.compare(call(), context=context)
+    direct = context is nullcontext
+    assert pair.direct is direct
+    lie = SimpleNamespace(direct=not direct)
     monkeypatch.setattr(twin, "explain", lambda op, *args, **kwargs: lie)
     with pytest.raises(AssertionError, match="explain says"):
-        pair.compare(make)
+        pair.compare(call(), context=context)
 
 
 def test_differences_name_the_place() -> None:

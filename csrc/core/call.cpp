@@ -7,6 +7,7 @@
 
 #include "gate.h"
 #include "observed.h"
+#include "recorded.h"
 #include "results.h"
 #include "slot.h"
 #include "torch_compat.h"
@@ -14,27 +15,6 @@
 namespace hotop {
 
 namespace {
-
-// Autograd is excluded while the kernel runs. Like PyTorch's layers, this puts the whole excluded
-// set back, also what the kernel changed in it.
-class BelowAutograd {
- public:
-  BelowAutograd(const ThreadState& thread, bool active)
-      : keys_(active ? thread.dispatch_keys : nullptr) {
-    if (HOTOP_UNLIKELY(keys_ == nullptr)) return;
-    saved_ = keys_->excluded();
-    keys_->set_excluded(saved_ | c10::autograd_dispatch_keyset);
-  }
-  ~BelowAutograd() {
-    if (HOTOP_LIKELY(keys_ != nullptr)) keys_->set_excluded(saved_);
-  }
-  BelowAutograd(const BelowAutograd&) = delete;
-  BelowAutograd& operator=(const BelowAutograd&) = delete;
-
- private:
-  c10::impl::PODLocalDispatchKeySet* keys_;
-  c10::DispatchKeySet saved_;
-};
 
 // The kernel runs without the device contexts that led to it; afterwards they lie on top again.
 class StashedModes {
@@ -225,14 +205,6 @@ HOTOP_INLINE PyObject* call_kernel(PyObject* function, PyObject* const* args, si
   return call_counted(function, args, nargsf, keywords);
 }
 
-// What the kernel is called with.
-struct Outgoing {
-  PyObject* const* values;
-  int positional;
-  size_t lent;  // PY_VECTORCALL_ARGUMENTS_OFFSET or 0
-  PyObject* keywords;
-};
-
 HOTOP_INLINE PyObject* run_kernel(Plan& plan, const Call& call, const Outgoing& outgoing) {
   Kernel* kernel = call.kernel;
   auto function = PyRef::borrow(kernel->function.get());
@@ -250,6 +222,11 @@ HOTOP_INLINE PyObject* run_kernel(Plan& plan, const Call& call, const Outgoing& 
   if (HOTOP_LIKELY(is_common_result(plan, call, result))) return result;
   return finish_uncommon(plan, kernel, outgoing.values, outgoing.positional, outgoing.keywords,
                          result);
+}
+
+HOTOP_INLINE PyObject* run_call(Plan& plan, const Call& call, const Outgoing& outgoing) {
+  const auto run = [&] { return run_kernel(plan, call, outgoing); };
+  return HOTOP_LIKELY(!call.records_grad) ? run() : record_call(plan, call, outgoing, run);
 }
 
 }  // namespace
@@ -283,9 +260,9 @@ PyObject* call_direct(PyObject* self, PyObject* const* args, size_t nargsf, PyOb
   auto observers = at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION);
   if (HOTOP_UNLIKELY(observers.has_value() && plan.entry->isObserved())) {
     return observe_call(plan, call, std::move(*observers),
-                        [&] { return run_kernel(plan, call, outgoing); });
+                        [&] { return run_call(plan, call, outgoing); });
   }
-  return run_kernel(plan, call, outgoing);
+  return run_call(plan, call, outgoing);
 }
 
 }  // namespace hotop

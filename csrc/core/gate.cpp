@@ -114,6 +114,15 @@ HOTOP_COLD GradFacts grad_facts(const Plan& plan, const Call& call) {
   return facts;
 }
 
+// PyTorch's classes for a formula are made when they are first needed.
+HOTOP_COLD bool make_record(Plan& plan) {
+  auto make = std::move(plan.make_formula);
+  if (!make) return false;
+  if (!PyRef::steal(PyObject_CallNoArgs(make.get())))
+    PyErr_Clear();  // PyTorch's call will raise it
+  return plan.live && plan.record;
+}
+
 HOTOP_INLINE bool still_stands(const Route& route) {
   for (int i = 0; i < route.station_count; ++i) {
     if (kernel_functor(*route.stations[i].entry).get() != route.stations[i].expected) return false;
@@ -213,7 +222,10 @@ bool prepare(Plan& plan, Call* call, PyObject* const* args, Py_ssize_t nargs, Py
       return refuse(verdict, Reason::Tangent, grad.tangent);
     }
     if (grad.requires_grad >= 0 && thread.autograd->get_grad_mode()) {
-      return refuse(verdict, Reason::RequiresGrad, grad.requires_grad);
+      if (HOTOP_UNLIKELY(!plan.record) && !make_record(plan)) {
+        return refuse(verdict, Reason::RequiresGrad, grad.requires_grad);
+      }
+      call->records_grad = true;
     }
   }
   const FunctionModes& modes = function_modes(*thread.function_modes);

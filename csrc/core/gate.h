@@ -39,6 +39,7 @@ struct Call {
   PyObject* const* values;  // by schema position; null: not given
   int count;                // positions [0, count) are present in `values`
   bool stash_modes;         // device contexts are active: the kernel runs without them
+  bool records_grad;        // an input requires grad and grad mode is on
   int owned_count;
   ThreadState* thread;
   const Route* route;
@@ -48,7 +49,7 @@ struct Call {
   uint8_t owned_for[kMaxArguments];     // the argument that each was made for
   PyObject* buffer[kMaxArguments + 1];  // one spare word in front, as the vectorcall protocol likes
 
-  Call() : count(0), stash_modes(false), owned_count(0) {}
+  Call() : count(0), stash_modes(false), records_grad(false), owned_count(0) {}
   ~Call() {
     while (HOTOP_UNLIKELY(owned_count > 0)) {
       --owned_count;

@@ -191,7 +191,7 @@ int plan_traverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(self));
   Plan* plan = reinterpret_cast<PlanObject*>(self)->plan;
   if (plan == nullptr) return 0;
-  Py_VISIT(plan->check_result.get());
+  for (PyRef* object : plan->objects()) Py_VISIT(object->get());
   for (const Argument& argument : plan->arguments) {
     Py_VISIT(argument.default_value.get());
     Py_VISIT(argument.spare_list.get());
@@ -209,7 +209,7 @@ int plan_clear(PyObject* self) {
   if (plan == nullptr) return 0;
   plan->live = false;
   forget_routes(*plan);
-  plan->check_result = PyRef();
+  for (PyRef* object : plan->objects()) *object = PyRef();
   for (Kernel& kernel : plan->kernels) kernel.function = PyRef();
   return 0;
 }
@@ -264,6 +264,23 @@ PyObject* plan_set_function(PyObject* self, PyObject* args) {
   Py_RETURN_NONE;
 }
 
+// set_formula(record, setup_context): how a call that autograd records is made.
+PyObject* plan_set_formula(PyObject* self, PyObject* args) {
+  PyObject* record = nullptr;
+  PyObject* setup_context = nullptr;
+  if (!PyArg_ParseTuple(args, "OO:set_formula", &record, &setup_context)) return nullptr;
+  Plan& plan = plan_of(self);
+  plan.record = PyRef::borrow(record);
+  plan.setup_context = setup_context == Py_None ? PyRef() : PyRef::borrow(setup_context);
+  Py_RETURN_NONE;
+}
+
+// make_formula_by(make): make() calls set_formula if such calls can be made directly.
+PyObject* plan_make_formula_by(PyObject* self, PyObject* make) {
+  plan_of(self).make_formula = PyRef::borrow(make);
+  Py_RETURN_NONE;
+}
+
 // retire(): the definition is gone; every later call is PyTorch's.
 PyObject* plan_retire(PyObject* self, PyObject*) {
   Plan& plan = plan_of(self);
@@ -285,6 +302,8 @@ PyObject* plan_direct_calls(PyObject* self, void*) {
 PyMethodDef plan_methods[] = {
     {"add_kernel", plan_add_kernel, METH_VARARGS, nullptr},
     {"set_function", plan_set_function, METH_VARARGS, nullptr},
+    {"make_formula_by", plan_make_formula_by, METH_O, nullptr},
+    {"set_formula", plan_set_formula, METH_VARARGS, nullptr},
     {"retire", plan_retire, METH_NOARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };

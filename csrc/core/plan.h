@@ -4,6 +4,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <Python.h>
 
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -103,9 +104,20 @@ struct Plan {
   unsigned next_route = 0;
   uint64_t direct_calls = 0;
 
+  // Called as apply(*inputs, ...) for a call that autograd must record: the C function behind
+  // autograd.Function.apply, of a class whose forward is `forward_recorded`. Null: PyTorch's call.
+  PyRef record;
+  PyRef make_formula;   // calls set_formula, once, when a call is first to be recorded
+  PyRef setup_context;  // the formula's, or null
+
   // check_result(device_type, args, kwargs, result): PyTorch's checks on a result, in Python.
   PyRef check_result;
   std::string unsupported;  // why `live` is false from the start
+
+  // What the garbage collector must see, besides arguments and kernels.
+  std::array<PyRef*, 4> objects() {
+    return {&record, &make_formula, &setup_context, &check_result};
+  }
 };
 
 struct PlanObject {

@@ -3,6 +3,10 @@
 
 #include <Python.h>
 
+#ifdef Py_GIL_DISABLED
+#error "hotop needs CPython's GIL, and this is the free-threaded build; use the ordinary one"
+#endif
+
 #define HOTOP_LIKELY(x) __builtin_expect(!!(x), 1)
 #define HOTOP_UNLIKELY(x) __builtin_expect(!!(x), 0)
 #define HOTOP_COLD __attribute__((cold, noinline))

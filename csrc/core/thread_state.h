@@ -26,4 +26,25 @@ HOTOP_INLINE ThreadState& thread_state() {
   return state;
 }
 
+// Autograd is excluded while the kernel runs. Like PyTorch's layers, this puts the whole excluded
+// set back, also what the kernel changed in it.
+class BelowAutograd {
+ public:
+  BelowAutograd(const ThreadState& thread, bool active)
+      : keys_(active ? thread.dispatch_keys : nullptr) {
+    if (HOTOP_UNLIKELY(keys_ == nullptr)) return;
+    saved_ = keys_->excluded();
+    keys_->set_excluded(saved_ | c10::autograd_dispatch_keyset);
+  }
+  ~BelowAutograd() {
+    if (HOTOP_LIKELY(keys_ != nullptr)) keys_->set_excluded(saved_);
+  }
+  BelowAutograd(const BelowAutograd&) = delete;
+  BelowAutograd& operator=(const BelowAutograd&) = delete;
+
+ private:
+  c10::impl::PODLocalDispatchKeySet* keys_;
+  c10::DispatchKeySet saved_;
+};
+
 }  // namespace hotop

@@ -1,5 +1,6 @@
 """PyTorch operators at the price of a function call."""
 
+from hotop import _interpreter  # noqa: F401  refuses a subinterpreter, before torch is imported
 from hotop._define import custom_op
 from hotop._explain import Explanation, explain, is_native
 from hotop._fast_custom_op import fast_custom_op

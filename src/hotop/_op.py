@@ -13,7 +13,7 @@ from torch._library import autograd, custom_ops, utils
 from torch._ops import OpOverload, OpOverloadPacket, TorchBindOpOverload, _OpNamespace
 
 from hotop import _core
-from hotop._versions import formula_of
+from hotop._versions import formula_of, generated_function
 
 
 def _find_overload(name: str, overload_name: str) -> OpOverload:
@@ -115,6 +115,7 @@ class OpDef(_core.CallSlot, custom_ops.CustomOpDef):
         self._plan: _core.Plan | None = None
         self._functions: dict[str | None, Callable[..., Any]] = {}
         self._selects_backend = False
+        self._record: Callable[..., Any] | None = None
         if isinstance(self._opoverload, TorchBindOpOverload):
             # Script objects are PyTorch's own affair, down to the overload's class.
             _core.bind(self, None, self._opoverload)
@@ -192,9 +193,12 @@ class OpDef(_core.CallSlot, custom_ops.CustomOpDef):
 
         # PyTorch builds classes for every op here, a third of what a definition costs; most ops
         # never need them.
+        @functools.cache
         @torch._disable_dynamo  # type: ignore[attr-defined]
         def make() -> Callable[..., Any]:
-            return autograd.make_autograd_impl(self._opoverload, formula_of(self))
+            kernel = autograd.make_autograd_impl(self._opoverload, formula_of(self))
+            self._record_directly(kernel)
+            return kernel
 
         def refuse() -> None:
             raise NotImplementedError(
@@ -206,6 +210,48 @@ class OpDef(_core.CallSlot, custom_ops.CustomOpDef):
         kernel = _core.guarded_autograd_kernel(make, refuse, schema.is_mutable)
         self._lib.impl(self._name, kernel, "Autograd", with_keyset=True)
         self._add_kernel("autograd", "Autograd")
+        if self._plan is not None:
+            self._plan.make_formula_by(make)
+
+    def _record_directly(self, kernel: Callable[..., Any]) -> None:
+        """Let calls that autograd records be made from C++, by PyTorch's own class of this op."""
+        schema = self._opoverload._schema
+        generated = generated_function(kernel)
+        if (
+            self._plan is None
+            or generated is None
+            or schema.is_mutable
+            or schema._is_view_op()
+            or self._is_inplace
+            or self._is_out
+            or any(
+                utils.is_tensorlist_like_type(a.type) for a in (*schema.arguments, *schema.returns)
+            )
+        ):
+            return
+        recorded = type(
+            generated.__name__,
+            (generated,),
+            {
+                "forward": staticmethod(_core.forward_recorded),
+                "__module__": generated.__module__,
+            },
+        )
+        # Function.apply without its Python part, which handles functorch; such calls are PyTorch's.
+        self._record = _C._FunctionBase.__dict__["apply"].__get__(None, recorded)
+        self._plan.set_formula(self._record, self._setup_context_fn)
+
+    def register_autograd(
+        self,
+        backward: Callable[..., Any],
+        /,
+        *,
+        setup_context: Callable[..., Any] | None = None,
+    ) -> None:
+        """Register a backward formula; see :func:`torch.library.register_autograd`."""
+        super().register_autograd(backward, setup_context=setup_context)
+        if self._record is not None and self._plan is not None:
+            self._plan.set_formula(self._record, setup_context)
 
     def _register_mutation_version_bump(self, schema: _C.FunctionSchema) -> None:
         super()._register_mutation_version_bump(schema)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch._library import utils
 from torch._ops import OpOverload
 
@@ -28,6 +29,9 @@ class _CountedFormula:
 
     def __init__(self, op: OpDef) -> None:
         self._op = op
+        # With list arguments PyTorch compares the structure of the gradients, and says so.
+        self._counts = not _has_lists(op._opoverload)
+        self._counted: tuple[Any, Callable[..., Any] | None] = (None, None)
 
     @property
     def _setup_context_fn(self) -> Callable[..., Any] | None:
@@ -36,23 +40,31 @@ class _CountedFormula:
     @property
     def _backward_fn(self) -> Callable[..., Any] | None:
         backward = self._op._backward_fn
-        # With list arguments PyTorch compares the structure of the gradients, and says so.
-        if backward is None or _has_lists(self._op._opoverload):
+        if backward is None or not self._counts:
             return backward
-
-        def counted(ctx: Any, *grads: Any) -> Any:
-            expected = len(ctx.needs_input_grad)
-            result = backward(ctx, *grads)
-            returned = len(result) if isinstance(result, tuple) else 1
-            surplus = result[expected:] if isinstance(result, tuple) else ()
-            if returned < expected or any(grad is not None for grad in surplus):
-                raise RuntimeError(
-                    f"function {type(ctx).__name__} returned an incorrect number of gradients "
-                    f"(expected {expected}, got {returned})"
-                )
-            return result
-
+        known, counted = self._counted
+        if known is not backward:
+            counted = _counted(backward)
+            self._counted = (backward, counted)
         return counted
+
+
+def _counted(backward: Callable[..., Any]) -> Callable[..., Any]:
+    def counted(ctx: Any, *grads: Any) -> Any:
+        expected = len(ctx.needs_input_grad)
+        result = backward(ctx, *grads)
+        returned = len(result) if isinstance(result, tuple) else 1
+        if returned == expected:
+            return result
+        surplus = result[expected:] if isinstance(result, tuple) else ()
+        if returned < expected or any(grad is not None for grad in surplus):
+            raise RuntimeError(
+                f"function {type(ctx).__name__} returned an incorrect number of gradients "
+                f"(expected {expected}, got {returned})"
+            )
+        return result
+
+    return counted
 
 
 def _has_lists(overload: OpOverload) -> bool:
@@ -63,3 +75,15 @@ def _has_lists(overload: OpOverload) -> bool:
 def formula_of(op: OpDef) -> Any:
     """Return what ``make_autograd_impl`` shall read the op's formula from."""
     return op if COUNTS_GRADIENTS else _CountedFormula(op)
+
+
+def generated_function(kernel: Callable[..., Any]) -> Any:
+    """Return the ``autograd.Function`` that ``make_autograd_impl`` made; None: not found."""
+    names = getattr(kernel, "__code__", None)
+    closure = getattr(kernel, "__closure__", None)
+    if names is None or closure is None:
+        return None
+    found = dict(zip(names.co_freevars, closure, strict=True)).get("Generated")
+    generated = None if found is None else found.cell_contents
+    is_function = isinstance(generated, type) and issubclass(generated, torch.autograd.Function)
+    return generated if is_function else None

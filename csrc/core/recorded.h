@@ -1,0 +1,26 @@
+// A direct call that autograd records.
+#pragma once
+
+#include <Python.h>
+
+#include <functional>
+
+#include "gate.h"
+
+namespace hotop {
+
+// What a kernel is called with.
+struct Outgoing {
+  PyObject* const* values;
+  int positional;
+  size_t lent;  // PY_VECTORCALL_ARGUMENTS_OFFSET or 0
+  PyObject* keywords;
+};
+
+// Runs the kernel as the forward of the op's autograd.Function.
+PyObject* record_call(const Plan& plan, const Call& call, const Outgoing& outgoing,
+                      const std::function<PyObject*()>& run);
+
+extern PyMethodDef record_functions[];
+
+}  // namespace hotop
