@@ -104,7 +104,7 @@ def test_all_cases_but_the_compiled_ones_are_quick(tmp_path):
         (("--only", "mixed,nope,neither"), "no such cases: nope, neither"),
         (("--only", ","), "--only needs at least one case"),
         (("--plot", "picture.svg"), "FILE must end in .png"),
-        (("--original", "--plot", "picture.png"), "not --original"),
+        (("--original", "--plot", "picture.png"), "nothing else"),
         (("--only", "registration", "--plot", "picture.png"), "nothing to draw"),
         (("--json", "no/such/folder/bench.json"), "the folder of no/such/folder/bench.json"),
     ],

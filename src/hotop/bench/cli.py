@@ -27,6 +27,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tuner", action="store_true", help="what the tuner's look-up adds to a direct call"
     )
     which.add_argument(
+        "--states",
+        action="store_true",
+        help="calls that autograd records, profiled calls, and other states of a program",
+    )
+    which.add_argument(
         "--nvfp4", action="store_true", help="the NVFP4 kernels against PyTorch's own operators"
     )
     which.add_argument(
@@ -71,8 +76,8 @@ def _find_problem(args: argparse.Namespace, only: list[str]) -> str | None:
         noun = "case" if len(unknown) == 1 else "cases"
         return f"no such {noun}: {', '.join(unknown)}; the cases are {', '.join(case_names())}"
     if args.plot is not None:
-        if args.original or args.tuner or args.nvfp4:
-            return "--plot draws the cases or the population, not --original, --tuner or --nvfp4"
+        if args.original or args.tuner or args.nvfp4 or args.states:
+            return "--plot draws the cases or the population, nothing else"
         if only == ["registration"]:
             return "--plot has nothing to draw for --only registration"
         if args.plot.suffix.lower() != ".png":

@@ -20,6 +20,7 @@ from hotop.bench.contenders import (
 from hotop.bench.nvfp4_bench import LINEAR, PYTORCH, NVFP4Result
 from hotop.bench.population_bench import CONTENDERS, PopulationResult
 from hotop.bench.registration import RegistrationResult
+from hotop.bench.states import ATEN, FUNCTION, StateRow
 from hotop.bench.suite import SuiteResult, tax_us
 from hotop.bench.targets import Target
 from hotop.bench.timing import Timing
@@ -31,6 +32,7 @@ __all__ = [
     "print_nvfp4",
     "print_original",
     "print_population",
+    "print_states",
     "print_suite",
     "print_targets",
     "print_tuner",
@@ -121,6 +123,23 @@ def print_tuner(console: Console, cases: Sequence[TunerCase]) -> None:
         added = (f"{case.added_us(name):+.3f}" for name in names if name != DIRECT)
         table.add_row(escape(case.title), f"{case.timings[DIRECT].minimum_ns:.0f}", *added)
     _print_table(console, "The tuner's look-up, in us above the direct call", table)
+
+
+def print_states(console: Console, rows: Sequence[StateRow]) -> None:
+    """Prints the tax in each state."""
+    table = _table()
+    table.add_column("state")
+    names = (CUSTOM_OP, HOTOP, FUNCTION, ATEN)
+    for header in ("plain call, us", *names, "custom_op / hotop", "hotop's road"):
+        table.add_column(header, justify="right")
+    for row in rows:
+        taxes = [f"{row.tax_us(name):.2f}" if name in row.timings else "" for name in names]
+        ratio = row.timings[CUSTOM_OP].minimum_ns / row.timings[HOTOP].minimum_ns
+        plain = f"{row.timings[PLAIN].minimum_ns / 1e3:.2f}"
+        road = "direct" if row.direct else "PyTorch's"
+        table.add_row(escape(row.state), plain, *taxes, f"{ratio:.2f}", road)
+    _print_table(console, "Tax per call of x * x with a formula, in us", table)
+    console.print("custom_op / hotop: of whole calls, the kernel included.", style="dim")
 
 
 def print_nvfp4(console: Console, result: NVFP4Result) -> None:

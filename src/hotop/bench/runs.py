@@ -5,7 +5,7 @@ import json
 
 from rich.console import Console
 
-from hotop.bench import machine, nvfp4_bench, original, plot, report, targets, tuner_bench
+from hotop.bench import machine, nvfp4_bench, original, plot, report, states, targets, tuner_bench
 from hotop.bench.population_bench import run_population
 from hotop.bench.progress import show_progress
 from hotop.bench.suite import run_suite
@@ -27,6 +27,11 @@ def run_and_report(args: argparse.Namespace, only: list[str]) -> bool:
         failed = _run_original(args, console, document)
     elif args.tuner:
         failed = _run_tuner(args, console, document)
+    elif args.states:
+        rows = states.measure(quick=args.quick)
+        report.print_states(console, rows)
+        document["states"] = [row.as_json() for row in rows]
+        failed = False
     elif args.nvfp4:
         failed = _run_nvfp4(args, console, document)
     elif args.population:
