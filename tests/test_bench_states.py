@@ -11,7 +11,7 @@ def test_command(tmp_path, capsys):
     cli.add_arguments(parser)
     path = tmp_path / "states.json"
     assert cli.run(parser.parse_args(["--states", "--quick", "--json", str(path)])) == 0
-    assert "forward + backward" in capsys.readouterr().out
+    assert "Tax per call" in capsys.readouterr().out
     rows = json.loads(path.read_text())["states"]
     assert len(rows) == 8
     assert all(row["direct"] for row in rows)

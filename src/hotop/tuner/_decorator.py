@@ -98,7 +98,8 @@ def _parameters(
     found = []
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            raise TypeError(f"{function.__qualname__}: *args and **kwargs cannot be tuned")
+            name = getattr(function, "__qualname__", function)
+            raise TypeError(f"{name}: *args and **kwargs cannot be tuned")
         found.append(
             Parameter(
                 parameter.name,
