@@ -16,7 +16,7 @@ endif
 PY := $(VENV)/bin/python
 SOURCES := $(shell find csrc cmake -type f) CMakeLists.txt pyproject.toml
 
-.PHONY: demo ltx2 test lint format bench build test-2.15 clean
+.PHONY: demo ltx2 test lint format bench fuzz build test-2.15 clean
 .DELETE_ON_ERROR:
 
 demo: build
@@ -55,6 +55,10 @@ format: build
 	$(PY) -m ruff check --fix src tests tools
 	$(PY) -m ruff format src tests tools
 	$(VENV)/bin/clang-format -i $(wildcard csrc/*/*.cpp csrc/*/*.h)
+
+# A million random calls against torch.library.custom_op, an hour on two cores.
+fuzz: build
+	$(PY) -m tools.fuzz --calls 1000000
 
 bench: build
 	$(PY) -m hotop bench
