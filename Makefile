@@ -16,7 +16,7 @@ endif
 PY := $(VENV)/bin/python
 SOURCES := $(shell find csrc cmake -type f) CMakeLists.txt pyproject.toml
 
-.PHONY: demo ltx2 test lint format bench fuzz build test-2.15 clean
+.PHONY: demo ltx2 test lint format bench fuzz sanitize build test-2.15 clean
 .DELETE_ON_ERROR:
 
 demo: build
@@ -59,6 +59,10 @@ format: build
 # A million random calls against torch.library.custom_op, an hour on two cores.
 fuzz: build
 	$(PY) -m tools.fuzz --calls 1000000
+
+# Builds of their own with AddressSanitizer and UBSan, and with ThreadSanitizer, and tests on them.
+sanitize: build
+	$(PY) tools/sanitize.py
 
 bench: build
 	$(PY) -m hotop bench
