@@ -36,6 +36,7 @@ PROGRAM = textwrap.dedent(
 
 def run(package_parent: Path, **environment: str) -> list[str]:
     import os
+import shutil
 
     env = {**os.environ, "PYTHONPATH": str(package_parent), **environment}
     done = subprocess.run(
@@ -47,12 +48,10 @@ def run(package_parent: Path, **environment: str) -> list[str]:
 
 @pytest.fixture
 def copied_package(tmp_path: Path) -> Path:
-    """A copy of the package's top level, with the core of this process beside it."""
+    """A copy of the package's Python files, with the core of this process beside it."""
     package = tmp_path / "hotop"
-    package.mkdir()
-    for source in Path(hotop.__file__).parent.glob("*.py"):
-        if source.name != "_stamp.py":
-            (package / source.name).write_bytes(source.read_bytes())
+    ignored = shutil.ignore_patterns("*.so", "_stamp.py", "__pycache__")
+    shutil.copytree(Path(hotop.__file__).parent, package, ignore=ignored)
     core = Path(_load.CORE.__file__)
     (package / core.name).symlink_to(core)
     stamp = sys.modules["hotop._stamp"].__file__
