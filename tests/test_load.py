@@ -1,5 +1,6 @@
 """The stamp, HOTOP_DISABLE and a missing or foreign core: one sentence, and PyTorch's own op."""
 
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -36,7 +37,6 @@ PROGRAM = textwrap.dedent(
 
 def run(package_parent: Path, **environment: str) -> list[str]:
     import os
-import shutil
 
     env = {**os.environ, "PYTHONPATH": str(package_parent), **environment}
     done = subprocess.run(
