@@ -44,7 +44,7 @@ bool bump_versions(const Plan& plan, const Call& call) try {
     return false;
   });
   return true;
-} catch (...) {
+} catch (const std::exception&) {
   torch::translate_exception_to_python(std::current_exception());
   return false;
 }

@@ -35,7 +35,7 @@ std::vector<c10::IValue> boxed_inputs(const Plan& plan, const Call& call) {
       inputs.push_back(value != nullptr ? torch::jit::toIValue(value, arguments[i].real_type())
                                         : arguments[i].default_value().value());
     }
-  } catch (...) {
+  } catch (const std::exception&) {
     PyErr_Clear();
     inputs.clear();
   }
@@ -53,7 +53,7 @@ std::vector<c10::IValue> boxed_outputs(const Plan& plan, PyObject* result) {
         outputs.push_back(torch::jit::toIValue(PyTuple_GetItem(result, i), types[i]));
       }
     }
-  } catch (...) {
+  } catch (const std::exception&) {
     PyErr_Clear();
     outputs.clear();
   }
