@@ -1,5 +1,5 @@
 # Each sets up .venv and builds first. make demo: a small transformer, then LTX-2 in its short form.
-# make ltx2: LTX-2 in full, about 20 minutes. make test: every test.
+# make ltx2: LTX-2 in full, about 10 minutes. make test: every test.
 PYTHON ?= python3
 # The PyTorch to build against, as pip's words; more of them may stand here (a CPU wheel is enough).
 TORCH ?= torch==2.13.0
