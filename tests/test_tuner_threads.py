@@ -97,7 +97,15 @@ def test_interrupts_at_any_moment_leave_nothing_open():
     subprocess.run([sys.executable, "-c", textwrap.dedent(INTERRUPTED)], check=True, timeout=100)
 
 
-def test_second_interrupt_while_another_thread_measures():
+@pytest.fixture
+def interruptible():
+    """A shell starts background jobs with SIGINT ignored; then Python installs no handler."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_second_interrupt_while_another_thread_measures(interruptible):
     entered, go = threading.Event(), threading.Event()
 
     def waits(x, n=1, mode="a,b", flag=None):
