@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hotop._load import load_extension
+from hotop.nvfp4.reference import swizzled_size
 
 QUANTIZE = "tunable_fp4_quantize"
 GEMM = "nvfp4_gemm"
@@ -74,11 +76,6 @@ def load(name: str) -> Kernels:
     raise ValueError(f"kernels must be one of {', '.join(KERNEL_NAMES)}, got {name!r}")
 
 
-def scale_count(rows: int, columns: int) -> int:
-    """Bytes of the swizzled scales of `rows` rows of `columns` elements: 128 x 4 tiles."""
-    return -(-rows // 128) * 128 * (-(-(columns // 16) // 4) * 4)
-
-
 def fake_quantize(
     input: Tensor,
     input_scale: Tensor,
@@ -88,10 +85,11 @@ def fake_quantize(
     """Shapes of the quantization: packed [..., k/2], scales [..., k/16] or swizzled, 1-D."""
     *leading, k = input.shape
     packed = input.new_empty((*leading, k // 2), dtype=torch.uint8)
-    rows = 1
-    for size in leading:
-        rows = rows * size
-    shape = (scale_count(rows, k),) if is_sf_swizzled_layout else (*leading, k // 16)
+    shape = (
+        (swizzled_size(math.prod(leading), k // 16),)
+        if is_sf_swizzled_layout
+        else (*leading, k // 16)
+    )
     return [packed, input.new_empty(shape, dtype=torch.uint8)]
 
 

@@ -22,6 +22,7 @@ from hotop.ltx2.kernels import GEMM, OP_NAMES, QUANTIZE, SCHEMAS, Kernels
 from hotop.ltx2.linear import by_callables, linear_class
 from hotop.ltx2.python_tuner import DynamicDimension, PythonTuner, Runner, TuningSpace
 from hotop.ltx2.variants import Variant, register_custom_op
+from hotop.nvfp4._ops import act_sf_size
 from hotop.tuner import follows, power_of_two, tunable
 
 PYTHON_TUNER = "custom_op, Python tuner"
@@ -159,16 +160,9 @@ def _hotop_tuned(kernels: Kernels) -> dict[str, Callable[..., Any]]:
     ) -> list[Tensor]:
         return kernels.quantize(input, input_scale, scaling_vector_size, is_sf_swizzled_layout)
 
-    def scale_count(shapes: Any) -> int:
-        *leading, half = shapes["act_fp4"]
-        count = 1
-        for size in leading:
-            count *= size
-        return kernel_sets.scale_count(count, half * 2)
-
     @tunable(
         f"hotop_ltx2_{kernels.name}::{GEMM}",
-        dims={"act_fp4": rows, "act_sf": {0: follows(scale_count)}},
+        dims={"act_fp4": rows, "act_sf": {0: follows(act_sf_size)}},
         ignore=["to_userbuffers"],
         choices="allowed_backends",
         default="first",

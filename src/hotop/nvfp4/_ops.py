@@ -84,14 +84,15 @@ def _(
     return [packed, input.new_empty((*input.shape[:-1], k // 16), dtype=torch.uint8)]
 
 
-def _act_sf_size(shapes: Any) -> int:
+def act_sf_size(shapes: Any) -> int:
+    """Return how many scale bytes the GEMM's activations have, from the shapes of a call."""
     act = shapes["act_fp4"]
     return reference.swizzled_size(math.prod(act[:-1]), act[-1] // 8)
 
 
 @tunable(
     "hotop::nvfp4_gemm",
-    dims={"act_fp4": _ROWS, "act_sf": {0: follows(_act_sf_size)}},
+    dims={"act_fp4": _ROWS, "act_sf": {0: follows(act_sf_size)}},
     ignore=["to_userbuffers"],
     choices="allowed_backends",
     # The tactics add up in different orders: float32 rounding, then that of the output's dtype.
