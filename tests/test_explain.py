@@ -76,13 +76,23 @@ def of_list(xs: list[Tensor]) -> Tensor:
     return xs[0] * 2
 
 
+double_ = hotop.custom_op(
+    "explain::double_",
+    lambda x: x.mul_(2),
+    mutates_args={"x"},
+    schema="(Tensor(a!) x) -> Tensor(a!)",
+    tags=torch.Tag.inplace,
+)
+
+
 def test_recording() -> None:
-    """Autograd records a call directly, unless the schema has lists of Tensors."""
+    """Autograd records a call directly, unless the output is an input."""
     assert hotop.explain(f, leaf()).direct
-    reason = hotop.explain(of_list, [leaf()]).reason
-    assert reason == "grad mode is on and argument 0 ('xs') requires grad"
+    assert hotop.explain(of_list, [leaf()]).direct
+    reason = hotop.explain(double_, leaf()).reason
+    assert reason == "grad mode is on and argument 0 ('x') requires grad"
     with torch.no_grad():
-        assert hotop.explain(of_list, [leaf()]).direct
+        assert hotop.explain(double_, leaf()).direct
 
 
 def test_contexts() -> None:

@@ -148,11 +148,6 @@ def test_errors_leave_nothing_behind(where: str) -> None:
         assert op(leaf()).grad_fn is not None
 
 
-def test_forward_cannot_be_called_alone() -> None:
-    with pytest.raises(RuntimeError, match="call the op instead"):
-        _core.forward_recorded(None)
-
-
 def test_nothing_is_kept() -> None:
     op, x = square(), leaf()
     op(x).sum().backward()
@@ -168,16 +163,145 @@ def test_nothing_is_kept() -> None:
     assert sys.getrefcount(x) <= before
 
 
-def test_mutable_and_list_ops_are_recorded_by_pytorch() -> None:
+def test_mutable_and_list_ops_are_recorded_directly() -> None:
     lists = hotop.custom_op(
         next(NAMES), lambda xs: xs[0] * 2, mutates_args=(), schema="(Tensor[] xs) -> Tensor"
     )
     lists.register_autograd(lambda ctx, grad: [2 * grad])
     x = leaf()
-    before = lists._plan.direct_calls
     lists([x]).sum().backward()
     assert torch.equal(x.grad, torch.full((2,), 2.0))
-    assert lists._plan.direct_calls == before
+    assert lists._plan.direct_calls == 1
+    modes = []
+
+    @hotop.custom_op(next(NAMES), mutates_args={"out"})
+    def fill(out: Tensor, x: Tensor) -> None:
+        modes.append(torch.is_grad_enabled())
+        out.copy_(x)
+
+    out = torch.zeros(2)
+    fill(out, x)
+    assert torch.equal(out, torch.tensor([1.0, 2.0])) and out._version == 2
+    assert fill._plan.direct_calls == 1 and modes == [False] and not out.requires_grad
+
+
+def several_lists() -> Any:
+    def kernel(xs: list[Tensor], w: Tensor, ys: list[Tensor | None]) -> list[Tensor]:
+        return [x * w for x in xs]
+
+    op = hotop.custom_op(
+        next(NAMES),
+        kernel,
+        mutates_args=(),
+        schema="(Tensor[] xs, Tensor w, Tensor?[] ys) -> Tensor[]",
+    )
+    return op
+
+
+def test_lists_as_the_formula_sees_them() -> None:
+    seen: list[Any] = []
+
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        xs, w, _ = inputs
+        xs.append("not an input any more")
+        ctx.save_for_backward(*xs[:2], w)
+
+    def backward(ctx: Any, grads: list[Tensor]) -> Any:
+        first, second, w = ctx.saved_tensors
+        seen.append((ctx.needs_input_grad, len(grads)))
+        return [grads[0] * w, None], grads[0] * first + grads[1] * second, None
+
+    op = several_lists()
+    op.register_autograd(backward, setup_context=setup_context)
+    a, b, w = leaf(), leaf().detach(), leaf()
+    out = op([a, b], w, [None, b])
+    assert len(out) == 2
+    (out[0].sum() + out[1].sum()).backward()
+    assert seen == [(([True, False], True, False), 2)]
+    assert torch.equal(a.grad, w) and torch.equal(w.grad, a + b)
+    op.register_autograd(lambda ctx, grads: (grads, None, [None, None]))
+    op([a], w, [b, b])[0].sum().backward()
+    op.register_autograd(lambda ctx, grads: (grads[0], None, None))
+    with pytest.raises(RuntimeError, match="the same structure as the inputs"):
+        op([a], w, [None])[0].sum().backward()
+    op.register_autograd(lambda ctx, grads: (grads * 2, None, None))
+    with pytest.raises(RuntimeError, match="the same structure as the inputs"):
+        op([a], w, [None])[0].sum().backward()
+
+
+def test_output_list_spoiled_by_setup_context() -> None:
+    op = several_lists()
+    op.register_autograd(
+        lambda ctx, grads: (grads, None, [None]),
+        setup_context=lambda ctx, inputs, output: output.append("no Tensor"),
+    )
+    with pytest.raises(RuntimeError, match="Expected a value of type|Unable to cast"):
+        op([leaf()], leaf(), [None])
+
+
+def test_pytorch_backward_reads_the_lists_of_a_direct_call() -> None:
+    """PyTorch's own method is what compiled autograd traces."""
+    op = several_lists()
+    op.register_autograd(lambda ctx, grads: (grads, None, [None]))
+    a, w = leaf(), leaf()
+    node = op([a, a], w, [w])[0].grad_fn
+    inherited = type(node).__mro__[1]
+    one = torch.ones(2)
+    assert inherited.apply(node, one, one)[:4] == (one, one, None, None)
+
+
+def test_compiled_autograd() -> None:
+    from torch._dynamo import compiled_autograd
+
+    op, x = square(), leaf()
+    with compiled_autograd._enable(torch.compile(backend="eager")):
+        op(op(x)).sum().backward()
+    assert torch.equal(x.grad, torch.tensor([4.0, 32.0]))
+
+
+def test_what_a_node_shows() -> None:
+    op = square()
+    x, y = leaf(), torch.ones(2)
+    node = op(x).grad_fn
+    assert isinstance(node, torch.autograd.function.BackwardCFunction)
+    assert node.next_functions[0][0].variable is x
+    assert node.saved_tensors[0] is x
+    node.note = 3
+    assert op(y).grad_fn is None and node.note == 3
+    with torch.no_grad():
+        assert op(x).grad_fn is None
+
+
+def test_ctx_methods_named_by_inspect() -> None:
+    import inspect
+
+    method = type(square()(leaf()).grad_fn).save_for_backward
+    assert list(inspect.signature(method).parameters) == ["self", "tensors"]
+
+
+def test_only_node_classes_are_taken() -> None:
+    op = square()
+    op(leaf())
+    with pytest.raises(TypeError, match="class of autograd nodes"):
+        _core.add_node_methods(int)
+    with pytest.raises(TypeError, match="class of autograd nodes"):
+        op._plan.set_formula(int, None, None)
+
+
+def test_thirty_inputs() -> None:
+    """Thirty inputs: every gradient arrives at its own place."""
+    names = [f"x{i}" for i in range(30)]
+    op = hotop.custom_op(
+        next(NAMES),
+        lambda *xs: torch.stack(xs).sum(0),
+        mutates_args=(),
+        schema=f"({', '.join('Tensor ' + n for n in names)}) -> Tensor",
+    )
+    op.register_autograd(lambda ctx, grad: tuple(grad * i for i in range(30)))
+    xs = [leaf() if i % 3 else torch.ones(2) for i in range(30)]
+    op(*xs).sum().backward()
+    for i, x in enumerate(xs):
+        assert x.grad is None if i % 3 == 0 else torch.equal(x.grad, torch.full((2,), float(i)))
 
 
 def test_checkpoint_hooks_and_anomaly_mode() -> None:

@@ -3,6 +3,7 @@
 
 #include <torch/csrc/PyInterpreter.h>
 
+#include "node.h"
 #include "python_compat.h"
 #include "thread_state.h"
 #include "torch_compat.h"
@@ -104,10 +105,19 @@ struct GradFacts {
 
 HOTOP_COLD GradFacts grad_facts(const Plan& plan, const Call& call) {
   GradFacts facts;
+  // PyTorch's layer asks the positional arguments only, but all of them for an out= op, and never a
+  // list with a None.
+  const int end = plan.obligation == Obligation::Out ? kMaxArguments : plan.positional_count;
+  const auto is_asked = [&](int position) {
+    return position < end && (plan.arguments[position].kind != Kind::OptionalTensorList ||
+                              list_count(call.values[position]) >= 0);
+  };
   any_tensor(plan, call, plan.tensor_positions, [&](PyObject* tensor, int position) {
     const auto* meta = impl_of(tensor)->autograd_meta();
     if (meta == nullptr) return false;
-    if (facts.requires_grad < 0 && meta->requires_grad()) facts.requires_grad = position;
+    if (facts.requires_grad < 0 && meta->requires_grad() && is_asked(position)) {
+      facts.requires_grad = position;
+    }
     if (facts.tangent < 0 && has_tangent(meta)) facts.tangent = position;
     return false;
   });
@@ -120,7 +130,7 @@ HOTOP_COLD bool make_record(Plan& plan) {
   if (!make) return false;
   if (!PyRef::steal(PyObject_CallNoArgs(make.get())))
     PyErr_Clear();  // PyTorch's call will raise it
-  return plan.live && plan.record;
+  return plan.live && plan.node_type;
 }
 
 HOTOP_INLINE bool still_stands(const Route& route) {
@@ -222,7 +232,7 @@ bool prepare(Plan& plan, Call* call, PyObject* const* args, Py_ssize_t nargs, Py
       return refuse(verdict, Reason::Tangent, grad.tangent);
     }
     if (grad.requires_grad >= 0 && thread.autograd->get_grad_mode()) {
-      if (HOTOP_UNLIKELY(!plan.record) && !make_record(plan)) {
+      if (HOTOP_UNLIKELY(!plan.node_type) && !make_record(plan)) {
         return refuse(verdict, Reason::RequiresGrad, grad.requires_grad);
       }
       call->records_grad = true;

@@ -7,7 +7,7 @@
 #include "explain.h"
 #include "gate.h"
 #include "lookup.h"
-#include "recorded.h"
+#include "node.h"
 #include "slot.h"
 #include "tunable.h"
 
@@ -45,7 +45,7 @@ PyMODINIT_FUNC PyInit__core() {
       PyModule_AddFunctions(module.get(), hotop::autograd_functions) < 0 ||
       PyModule_AddFunctions(module.get(), hotop::lookup_functions) < 0 ||
       PyModule_AddFunctions(module.get(), hotop::tunable_functions) < 0 ||
-      PyModule_AddFunctions(module.get(), hotop::record_functions) < 0 ||
+      PyModule_AddFunctions(module.get(), hotop::node_functions) < 0 ||
       !hotop::add_plan_type(module.get()) || !hotop::add_slot_type(module.get()) ||
       !hotop::add_tunable_type(module.get()) || !hotop::load_gate_objects() ||
       PyModule_AddStringConstant(module.get(), "TORCH_VERSION", HOTOP_TORCH_VERSION) < 0) {

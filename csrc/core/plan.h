@@ -104,19 +104,20 @@ struct Plan {
   unsigned next_route = 0;
   uint64_t direct_calls = 0;
 
-  // Called as apply(*inputs, ...) for a call that autograd must record: the C function behind
-  // autograd.Function.apply, of a class whose forward is `forward_recorded`. Null: PyTorch's call.
-  PyRef record;
+  // The class of the node that a recorded call makes. Null: such a call is PyTorch's.
+  PyRef node_type;
   PyRef make_formula;   // calls set_formula, once, when a call is first to be recorded
-  PyRef setup_context;  // the formula's, or null
+  PyRef setup_context;  // the formula's parts, or null
+  PyRef backward;
+  bool has_lists = false;  // an argument or a return is a list of Tensors: autograd takes it apart
 
   // check_result(device_type, args, kwargs, result): PyTorch's checks on a result, in Python.
   PyRef check_result;
   std::string unsupported;  // why `live` is false from the start
 
   // What the garbage collector must see, besides arguments and kernels.
-  std::array<PyRef*, 4> objects() {
-    return {&record, &make_formula, &setup_context, &check_result};
+  std::array<PyRef*, 5> objects() {
+    return {&node_type, &make_formula, &setup_context, &backward, &check_result};
   }
 };
 
@@ -128,6 +129,11 @@ extern PyTypeObject* PlanType;
 
 // Registers the Plan type in the module.
 bool add_plan_type(PyObject* module);
+
+// Fills a new plan from the schema of its operator.
+void flatten_schema(Plan& plan);
+
+void forget_routes(Plan& plan);
 
 // The walk of `keys` through the dispatcher, remembered in the plan. Null when it would not end in
 // a known kernel; then `*stop` is the key where it leaves the known road.

@@ -1,111 +1,150 @@
-// A direct call that autograd records: PyTorch's own autograd.Function of the op, whose forward is
-// the function below. The node, its ctx, saved Tensors, hooks and backward are all PyTorch's.
+// A direct call that autograd records. The node is PyTorch's own (PyNode with its ctx, so saved
+// Tensors, hooks, names and compiled autograd are PyTorch's); what autograd.Function.apply does
+// around a forward is done here, without its Python.
 #include "recorded.h"
+
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
+
+#include "record_outputs.h"
+#include "torch_compat.h"
 
 namespace hotop {
 
 namespace {
 
-// The call that is about to become a forward.
-struct Pending {
-  const Plan& plan;
-  const Call& call;
-  const Outgoing& outgoing;
-  const std::function<PyObject*()>& run;
+// As around the forward of an autograd.Function.
+class GradModesOff {
+ public:
+  explicit GradModesOff(const ThreadState& thread)
+      : state_(*thread.autograd),
+        grad_mode_(state_.get_grad_mode()),
+        fw_grad_mode_(state_.get_fw_grad_mode()) {
+    state_.set_grad_mode(false);
+    state_.set_fw_grad_mode(false);
+  }
+  ~GradModesOff() {
+    state_.set_grad_mode(grad_mode_);
+    state_.set_fw_grad_mode(fw_grad_mode_);
+  }
+  GradModesOff(const GradModesOff&) = delete;
+  GradModesOff& operator=(const GradModesOff&) = delete;
+
+ private:
+  c10::AutogradState& state_;
+  bool grad_mode_;
+  bool fw_grad_mode_;
 };
 
-thread_local const Pending* pending = nullptr;
-
-PyRef default_of(const Argument& argument) {
-  PyObject* value = argument.default_value.get();
+PyRef value_of(const Plan& plan, const Call& call, int position) {
+  PyObject* value = position < call.count ? call.values[position] : nullptr;
+  if (value == nullptr) value = plan.arguments[position].default_value.get();
   return PyList_CheckExact(value) ? PyRef::steal(PyList_GetSlice(value, 0, PyList_GET_SIZE(value)))
                                   : PyRef::borrow(value);
 }
 
-PyRef value_of(const Plan& plan, const Call& call, int position) {
-  PyObject* value = position < call.count ? call.values[position] : nullptr;
-  return value != nullptr ? PyRef::borrow(value) : default_of(plan.arguments[position]);
-}
-
-// setup_context(ctx=, inputs=, [keyword_only_inputs=,] output=), defaults filled in.
-bool set_up(const Plan& plan, const Call& call, PyObject* ctx, PyObject* output) {
+PyRef keyword_only_inputs(const Plan& plan, const Call& call) {
+  auto inputs = PyRef::steal(PyDict_New());
   const int total = static_cast<int>(plan.arguments.size());
-  auto inputs = PyRef::steal(PyTuple_New(plan.positional_count));
-  auto arguments = PyRef::steal(PyDict_New());
-  if (!inputs || !arguments) return false;
-  for (int i = 0; i < plan.positional_count; ++i) {
+  for (int i = plan.positional_count; inputs && i < total; ++i) {
     auto value = value_of(plan, call, i);
-    if (!value) return false;
-    PyTuple_SET_ITEM(inputs.get(), i, value.release());
-  }
-  if (PyDict_SetItemString(arguments.get(), "ctx", ctx) < 0 ||
-      PyDict_SetItemString(arguments.get(), "inputs", inputs.get()) < 0) {
-    return false;
-  }
-  if (plan.positional_count < total) {
-    auto keywords = PyRef::steal(PyDict_New());
-    for (int i = plan.positional_count; keywords && i < total; ++i) {
-      auto value = value_of(plan, call, i);
-      if (!value || PyDict_SetItem(keywords.get(), plan.arguments[i].name.get(), value.get()) < 0) {
-        return false;
-      }
-    }
-    if (!keywords ||
-        PyDict_SetItemString(arguments.get(), "keyword_only_inputs", keywords.get()) < 0) {
-      return false;
+    if (!value || PyDict_SetItem(inputs.get(), plan.arguments[i].name.get(), value.get()) < 0) {
+      return PyRef();
     }
   }
-  if (PyDict_SetItemString(arguments.get(), "output", output) < 0) return false;
-  auto none = PyRef::steal(PyTuple_New(0));
-  auto setup = PyRef::borrow(plan.setup_context.get());
-  return none && PyRef::steal(PyObject_Call(setup.get(), none.get(), arguments.get()));
+  return inputs;
 }
 
-// forward_recorded(ctx, *inputs, ...)
-PyObject* forward_recorded(PyObject*, PyObject* args) {
-  const Pending* mine = PyTuple_GET_SIZE(args) > 0 ? std::exchange(pending, nullptr) : nullptr;
-  if (mine == nullptr) {
-    PyErr_SetString(PyExc_RuntimeError,
-                    "this forward belongs to hotop's call routine; call the op instead");
-    return nullptr;
+// What setup_context(ctx=, inputs=, output=, [keyword_only_inputs=]) is called with, defaults
+// filled in; made before the kernel runs, which may change the lists that it is given.
+class SetupArguments {
+ public:
+  bool collect(const Plan& plan, const Call& call) {
+    inputs_ = PyRef::steal(PyTuple_New(plan.positional_count));
+    for (int i = 0; inputs_ && i < plan.positional_count; ++i) {
+      auto value = value_of(plan, call, i);
+      if (!value) return false;
+      PyTuple_SET_ITEM(inputs_.get(), i, value.release());
+    }
+    if (plan.positional_count == static_cast<int>(plan.arguments.size())) return !!inputs_;
+    keywords_ = keyword_only_inputs(plan, call);
+    return inputs_ && keywords_;
   }
-  // PyTorch's forward runs setup_context below autograd as well.
-  const BelowAutograd below(*mine->call.thread, true);
-  auto output = PyRef::steal(mine->run());
-  if (!output) return nullptr;
-  if (mine->plan.setup_context &&
-      !set_up(mine->plan, mine->call, PyTuple_GET_ITEM(args, 0), output.get())) {
-    return nullptr;
+
+  bool call(PyObject* setup_context, PyObject* ctx, PyObject* output) const {
+    static PyObject* const names = Py_BuildValue("(sss)", "ctx", "inputs", "output");
+    static PyObject* const all_names =
+        Py_BuildValue("(ssss)", "ctx", "inputs", "output", "keyword_only_inputs");
+    if (names == nullptr || all_names == nullptr) return false;
+    PyObject* const args[] = {nullptr, ctx, inputs_.get(), output, keywords_.get()};
+    return static_cast<bool>(PyRef::steal(PyObject_Vectorcall(
+        setup_context, args + 1, PY_VECTORCALL_ARGUMENTS_OFFSET, keywords_ ? all_names : names)));
   }
-  return output.release();
+
+ private:
+  PyRef inputs_;
+  PyRef keywords_;
+};
+
+// The event that autograd.Function.apply records under the name of its class.
+HOTOP_COLD void begin_event(at::RecordFunction& event, const Plan& plan, const Outgoing& outgoing) {
+  std::string name = reinterpret_cast<PyTypeObject*>(plan.node_type.get())->tp_name;
+  name.resize(name.size() - std::string_view("Backward").size());
+  std::vector<c10::IValue> inputs;
+  for (int i = 0; event.needsInputs() && i < outgoing.positional; ++i) {
+    PyObject* value = outgoing.values[i];
+    const Py_ssize_t count = plan.has_lists ? list_count(value) : -1;
+    for (Py_ssize_t k = 0; k < count; ++k) {
+      inputs.emplace_back(THPVariable_Unpack(PyList_GET_ITEM(value, k)));
+    }
+    if (count < 0) {
+      inputs.push_back(torch::jit::toIValue(value, plan.schema->arguments()[i].real_type()));
+    }
+  }
+  const auto number = static_cast<int64_t>(at::sequence_number::peek());
+  event.before(std::move(name), c10::ArrayRef<const c10::IValue>(inputs.data(), inputs.size()),
+               number);
+}
+
+PyObject* record(const Plan& plan, const Call& call, const Outgoing& outgoing,
+                 const std::function<PyObject*()>& run) {
+  std::optional<at::RecordFunction> event;
+  if (auto observers = at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION);
+      HOTOP_UNLIKELY(observers.has_value())) {
+    event.emplace(std::move(*observers));
+    begin_event(*event, plan, outgoing);
+  }
+  auto node_type = PyRef::borrow(plan.node_type.get());
+  auto ctx_object = PyRef::steal(new_node(node_type.get()));
+  if (!ctx_object) return nullptr;
+  auto* ctx = reinterpret_cast<THPFunction*>(ctx_object.get());
+  const RecordedInputs inputs(plan, outgoing.values, outgoing.positional, ctx);
+  if (!inputs.tell(plan, ctx)) return nullptr;
+  SetupArguments arguments;
+  auto setup_context = PyRef::borrow(plan.setup_context.get());
+  if (setup_context && !arguments.collect(plan, call)) return nullptr;
+  PyRef output;
+  {
+    const GradModesOff grad_modes(*call.thread);
+    // PyTorch's forward runs setup_context below autograd as well.
+    const BelowAutograd below(*call.thread, true);
+    output = PyRef::steal(run());
+    if (!output) return nullptr;
+    if (setup_context && !arguments.call(setup_context.get(), ctx_object.get(), output.get())) {
+      return nullptr;
+    }
+  }
+  return record_outputs(plan, inputs, ctx, std::move(output));
 }
 
 }  // namespace
 
-HOTOP_COLD PyObject* record_call(const Plan& plan, const Call& call, const Outgoing& outgoing,
-                                 const std::function<PyObject*()>& run) {
-  // One more input than the formula has, as in PyTorch, whose backward counts on it; an Ellipsis,
-  // since a profiler would show a None.
-  auto inputs = PyRef::steal(PyTuple_New(outgoing.positional + 1));
-  if (!inputs) return nullptr;
-  for (int i = 0; i < outgoing.positional; ++i) {
-    Py_INCREF(outgoing.values[i]);
-    PyTuple_SET_ITEM(inputs.get(), i, outgoing.values[i]);
-  }
-  Py_INCREF(Py_Ellipsis);
-  PyTuple_SET_ITEM(inputs.get(), outgoing.positional, Py_Ellipsis);
-  const Pending mine{plan, call, outgoing, run};
-  auto record = PyRef::borrow(plan.record.get());
-  // A finalizer may call an op before our forward begins.
-  const Pending* before = std::exchange(pending, &mine);
-  PyObject* result = PyObject_Call(record.get(), inputs.get(), nullptr);
-  pending = before;
-  return result;
+PyObject* record_call(const Plan& plan, const Call& call, const Outgoing& outgoing,
+                      const std::function<PyObject*()>& run) try {
+  return record(plan, call, outgoing, run);
+} catch (const std::exception&) {
+  torch::translate_exception_to_python(std::current_exception());
+  return nullptr;
 }
-
-PyMethodDef record_functions[] = {
-    {"forward_recorded", forward_recorded, METH_VARARGS, nullptr},
-    {nullptr, nullptr, 0, nullptr},
-};
 
 }  // namespace hotop

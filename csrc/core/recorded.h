@@ -17,10 +17,8 @@ struct Outgoing {
   PyObject* keywords;
 };
 
-// Runs the kernel as the forward of the op's autograd.Function.
+// Runs the kernel and makes the node of its result.
 PyObject* record_call(const Plan& plan, const Call& call, const Outgoing& outgoing,
                       const std::function<PyObject*()>& run);
-
-extern PyMethodDef record_functions[];
 
 }  // namespace hotop

@@ -56,6 +56,10 @@ PyObject* finish_uncommon(Plan& plan, Kernel* kernel, PyObject* const* args, Py_
                           PyObject* kwnames, PyObject* result) {
   auto owned = PyRef::steal(result);
   if (!passes_pytorch_check(plan, kernel, args, nargs, kwnames, result)) return nullptr;
+  return convert_result(plan, result);
+}
+
+PyObject* convert_result(const Plan& plan, PyObject* result) {
   HANDLE_TH_ERRORS
   try {
     return cross_dispatcher(plan, py::reinterpret_borrow<py::object>(result)).release().ptr();

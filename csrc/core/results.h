@@ -11,4 +11,7 @@ namespace hotop {
 PyObject* finish_uncommon(Plan& plan, Kernel* kernel, PyObject* const* args, Py_ssize_t nargs,
                           PyObject* kwnames, PyObject* result);
 
+// The same without PyTorch's check on aliases: types and conversions only.
+PyObject* convert_result(const Plan& plan, PyObject* result);
+
 }  // namespace hotop

@@ -13,7 +13,7 @@ namespace hotop {
 struct ThreadState {
   c10::impl::PODLocalDispatchKeySet* dispatch_keys;
   const at::impl::PythonTorchFunctionTLS* function_modes;
-  const c10::AutogradState* autograd;
+  c10::AutogradState* autograd;
 };
 
 extern constinit thread_local ThreadState this_thread;

@@ -6,12 +6,23 @@
 
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/forward_grad.h>
+#include <torch/csrc/autograd/python_function.h>
 #include <torch/csrc/autograd/variable.h>
+#include <torch/version.h>
 
 #include <array>
 #include <memory>
+#include <unordered_set>
 #include <vector>
+
+#include "py_ref.h"
+
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15
+#include <torch/csrc/Dtype.h>
+#define HOTOP_TORCH_2_15 1
+#endif
 
 namespace hotop {
 
@@ -86,6 +97,83 @@ inline bool has_tangent(const c10::AutogradMetaInterface* meta) {
   // The holder stays when its dual level is left; then it is empty.
   const auto& holder = static_cast<const torch::autograd::AutogradMeta*>(meta)->fw_grad_;
   return holder != nullptr && !holder->empty();
+}
+
+// autograd's own treatment of the outputs of an autograd.Function, without forward mode: a call
+// with tangents is PyTorch's.
+inline std::vector<std::optional<at::Tensor>> wrap_outputs(
+    const std::vector<at::Tensor>& inputs,
+    const std::unordered_set<at::TensorImpl*>& non_differentiable,
+    const std::unordered_set<at::TensorImpl*>& dirty,
+    const std::vector<std::optional<at::Tensor>>& raw,
+    const c10::intrusive_ptr<torch::autograd::Node>& node, at::Tensor (*view)(const at::Tensor&)) {
+  const auto no_jvp = [](auto, auto) -> std::vector<at::Tensor> {
+    TORCH_INTERNAL_ASSERT(false, "a recorded call has no tangents");
+  };
+#ifdef HOTOP_TORCH_2_15
+  c10::intrusive_ptr<torch::autograd::Node> attached;
+  return torch::autograd::_wrap_outputs(inputs, non_differentiable, dirty, raw, node, no_jvp, {},
+                                        view, false, attached);
+#else
+  return torch::autograd::_wrap_outputs(inputs, non_differentiable, dirty, raw, node, no_jvp, {},
+                                        view, false);
+#endif
+}
+
+// torch.autograd.graph.node_creation_hook, of 2.15: once per node, after Tensors were saved.
+inline void announce_node([[maybe_unused]] const c10::intrusive_ptr<torch::autograd::Node>& node) {
+#ifdef HOTOP_TORCH_2_15
+  torch::autograd::fire_node_creation_hooks(node);
+#endif
+}
+
+// ctx.set_output_grad_dtype, of 2.15. False: an error is set.
+inline bool declare_grad_dtypes([[maybe_unused]] THPFunction* ctx) {
+#ifdef HOTOP_TORCH_2_15
+  auto declared = PyRef::steal(std::exchange(ctx->output_grad_dtypes, nullptr));
+  if (!declared) return true;
+  auto& node = *ctx->cdata;
+  const auto outputs = static_cast<Py_ssize_t>(node.num_inputs());
+  if (!PyTuple_Check(declared.get())) {
+    PyErr_Format(PyExc_RuntimeError,
+                 "set_output_grad_dtype expects the declarations to be a tuple, but got: %s",
+                 Py_TYPE(declared.get())->tp_name);
+    return false;
+  }
+  if (PyTuple_GET_SIZE(declared.get()) != outputs) {
+    PyErr_Format(PyExc_RuntimeError,
+                 "set_output_grad_dtype expected the number of declarations to match the number "
+                 "of outputs: the Function returned %zd values but %zd declarations were provided",
+                 outputs, PyTuple_GET_SIZE(declared.get()));
+    return false;
+  }
+  for (Py_ssize_t i = 0; i < outputs; ++i) {
+    PyObject* dtype = PyTuple_GET_ITEM(declared.get(), i);
+    const bool differentiable = !node.input_metadata(i).was_default_constructed();
+    if (dtype != Py_None && !THPDtype_Check(dtype)) {
+      PyErr_Format(PyExc_RuntimeError,
+                   "set_output_grad_dtype expects each declaration to be a torch.dtype or None, "
+                   "but got %s",
+                   Py_TYPE(dtype)->tp_name);
+      return false;
+    }
+    if (dtype != Py_None && !differentiable) {
+      PyErr_Format(PyExc_RuntimeError,
+                   "set_output_grad_dtype: got a concrete dtype for output %zd, but that output is "
+                   "not a differentiable tensor (it is a non-tensor, was marked "
+                   "non-differentiable, or has a non-differentiable dtype). Pass None for output "
+                   "%zd instead.",
+                   i, i);
+      return false;
+    }
+    if (differentiable) {
+      node.mutable_input_metadata(i).set_grad_dtype(
+          dtype == Py_None ? std::nullopt
+                           : std::optional(reinterpret_cast<THPDtype*>(dtype)->scalar_type));
+    }
+  }
+#endif
+  return true;
 }
 
 }  // namespace hotop

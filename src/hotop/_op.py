@@ -115,7 +115,7 @@ class OpDef(_core.CallSlot, custom_ops.CustomOpDef):
         self._plan: _core.Plan | None = None
         self._functions: dict[str | None, Callable[..., Any]] = {}
         self._selects_backend = False
-        self._record: Callable[..., Any] | None = None
+        self._node_type: type | None = None
         if isinstance(self._opoverload, TorchBindOpOverload):
             # Script objects are PyTorch's own affair, down to the overload's class.
             _core.bind(self, None, self._opoverload)
@@ -214,32 +214,24 @@ class OpDef(_core.CallSlot, custom_ops.CustomOpDef):
             self._plan.make_formula_by(make)
 
     def _record_directly(self, kernel: Callable[..., Any]) -> None:
-        """Let calls that autograd records be made from C++, by PyTorch's own class of this op."""
-        schema = self._opoverload._schema
+        """Let calls that autograd records be made from C++, with PyTorch's own node of this op."""
         generated = generated_function(kernel)
         if (
             self._plan is None
             or generated is None
-            or schema.is_mutable
-            or schema._is_view_op()
+            or self._opoverload._schema._is_view_op()
             or self._is_inplace
             or self._is_out
-            or any(
-                utils.is_tensorlist_like_type(a.type) for a in (*schema.arguments, *schema.returns)
-            )
         ):
             return
-        recorded = type(
-            generated.__name__,
-            (generated,),
-            {
-                "forward": staticmethod(_core.forward_recorded),
-                "__module__": generated.__module__,
-            },
+        pytorch_node_type = generated._backward_cls
+        self._node_type = type(
+            pytorch_node_type.__name__,
+            (pytorch_node_type,),
+            {"__module__": pytorch_node_type.__module__, "_hotop_plan": self._plan},
         )
-        # Function.apply without its Python part, which handles functorch; such calls are PyTorch's.
-        self._record = _C._FunctionBase.__dict__["apply"].__get__(None, recorded)
-        self._plan.set_formula(self._record, self._setup_context_fn)
+        _core.add_node_methods(self._node_type)
+        self._plan.set_formula(self._node_type, self._setup_context_fn, self._backward_fn)
 
     def register_autograd(
         self,
@@ -250,8 +242,8 @@ class OpDef(_core.CallSlot, custom_ops.CustomOpDef):
     ) -> None:
         """Register a backward formula; see :func:`torch.library.register_autograd`."""
         super().register_autograd(backward, setup_context=setup_context)
-        if self._record is not None and self._plan is not None:
-            self._plan.set_formula(self._record, setup_context)
+        if self._node_type is not None and self._plan is not None:
+            self._plan.set_formula(self._node_type, setup_context, backward)
 
     def _register_mutation_version_bump(self, schema: _C.FunctionSchema) -> None:
         super()._register_mutation_version_bump(schema)
