@@ -181,8 +181,11 @@ def test_mutable_and_list_ops_are_recorded_directly() -> None:
 
     out = torch.zeros(2)
     fill(out, x)
-    assert torch.equal(out, torch.tensor([1.0, 2.0])) and out._version == 2
-    assert fill._plan.direct_calls == 1 and modes == [False] and not out.requires_grad
+    assert torch.equal(out, torch.tensor([1.0, 2.0]))
+    assert out._version == 2
+    assert not out.requires_grad
+    assert modes == [False]
+    assert fill._plan.direct_calls == 1
 
 
 def several_lists() -> Any:
@@ -218,7 +221,8 @@ def test_lists_as_the_formula_sees_them() -> None:
     assert len(out) == 2
     (out[0].sum() + out[1].sum()).backward()
     assert seen == [(([True, False], True, False), 2)]
-    assert torch.equal(a.grad, w) and torch.equal(w.grad, a + b)
+    assert torch.equal(a.grad, w)
+    assert torch.equal(w.grad, a + b)
     op.register_autograd(lambda ctx, grads: (grads, None, [None, None]))
     op([a], w, [b, b])[0].sum().backward()
     op.register_autograd(lambda ctx, grads: (grads[0], None, None))
@@ -235,7 +239,7 @@ def test_output_list_spoiled_by_setup_context() -> None:
         lambda ctx, grads: (grads, None, [None]),
         setup_context=lambda ctx, inputs, output: output.append("no Tensor"),
     )
-    with pytest.raises(RuntimeError, match="Expected a value of type|Unable to cast"):
+    with pytest.raises(RuntimeError, match=r"Expected a value of type|Unable to cast"):
         op([leaf()], leaf(), [None])
 
 
@@ -267,7 +271,8 @@ def test_what_a_node_shows() -> None:
     assert node.next_functions[0][0].variable is x
     assert node.saved_tensors[0] is x
     node.note = 3
-    assert op(y).grad_fn is None and node.note == 3
+    assert node.note == 3
+    assert op(y).grad_fn is None
     with torch.no_grad():
         assert op(x).grad_fn is None
 
