@@ -5,6 +5,7 @@
 
 #include <exception>
 
+#include "autocast.h"
 #include "gate.h"
 #include "observed.h"
 #include "recorded.h"
@@ -224,7 +225,20 @@ HOTOP_INLINE PyObject* run_kernel(Plan& plan, const Call& call, const Outgoing& 
                          result);
 }
 
-HOTOP_INLINE PyObject* run_call(Plan& plan, const Call& call, const Outgoing& outgoing) {
+HOTOP_COLD PyObject* run_autocast(Slot* slot, const Call& call, const Outgoing& outgoing) {
+  if (Py_EnterRecursiveCall(" while calling an op under autocast")) return nullptr;
+  PyObject* result =
+      cast_and_call(call, outgoing.positional, [slot](PyObject* const* args, size_t nargsf) {
+        return slot->vectorcall(reinterpret_cast<PyObject*>(slot), args, nargsf, nullptr);
+      });
+  Py_LeaveRecursiveCall();
+  return result;
+}
+
+HOTOP_INLINE PyObject* run_call(Slot* slot, Plan& plan, const Call& call,
+                                const Outgoing& outgoing) {
+  if (HOTOP_UNLIKELY(call.route->casts)) return run_autocast(slot, call, outgoing);
+  ++plan.direct_calls;
   const auto run = [&] { return run_kernel(plan, call, outgoing); };
   return HOTOP_LIKELY(!call.records_grad) ? run() : record_call(plan, call, outgoing, run);
 }
@@ -255,14 +269,13 @@ PyObject* call_direct(PyObject* self, PyObject* const* args, size_t nargsf, PyOb
   // The word in front of our own buffer is ours to lend; the caller's only if it lent it to us.
   const size_t lent = values == call.buffer + 1 ? PY_VECTORCALL_ARGUMENTS_OFFSET
                                                 : nargsf & PY_VECTORCALL_ARGUMENTS_OFFSET;
-  ++plan.direct_calls;
   const Outgoing outgoing{values, positional, lent, keywords.get()};
   auto observers = at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION);
   if (HOTOP_UNLIKELY(observers.has_value() && plan.entry->isObserved())) {
     return observe_call(plan, call, std::move(*observers),
-                        [&] { return run_call(plan, call, outgoing); });
+                        [&] { return run_call(slot, plan, call, outgoing); });
   }
-  return run_call(plan, call, outgoing);
+  return run_call(slot, plan, call, outgoing);
 }
 
 }  // namespace hotop

@@ -45,6 +45,8 @@ std::string words(const Plan& plan, const Verdict& verdict, PyObject* blamed) {
              "kernel of this op serves it";
     case Reason::BackendSelect:
       return "no kernel is registered for the given device";
+    case Reason::Autocast:
+      return "an autocast rule meets a device context or keyword-only arguments";
     case Reason::FunctionMode:
       return "a torch function mode is active";
     case Reason::DynamoCallback:

@@ -219,6 +219,17 @@ bool prepare(Plan& plan, Call* call, PyObject* const* args, Py_ssize_t nargs, Py
     route = find_route(plan, keys, &verdict->key);
     if (route == nullptr) return refuse(verdict, Reason::DispatchKey);
   }
+  if (HOTOP_UNLIKELY(route->casts)) {
+    // The second call, of Tensors of another dtype, must end in a kernel too.
+    const c10::DispatchKeySet rest = keys.remove(route->kernel->cast_key);
+    const Route* second = known_route(plan, rest.raw_repr());
+    if ((second == nullptr || !still_stands(*second)) &&
+        find_route(plan, rest, &verdict->key) == nullptr) {
+      return refuse(verdict, Reason::DispatchKey);
+    }
+    route = known_route(plan, keys.raw_repr());
+    if (route == nullptr) return refuse(verdict, Reason::DispatchKey);
+  }
   call->route = route;
   call->keys = keys;
   call->kernel = route->kernel;
@@ -226,12 +237,12 @@ bool prepare(Plan& plan, Call* call, PyObject* const* args, Py_ssize_t nargs, Py
     call->kernel = selected_kernel(plan, *call);
     if (call->kernel == nullptr) return refuse(verdict, Reason::BackendSelect);
   }
-  if (facts.any_autograd_meta && route->below_autograd) {
+  if (facts.any_autograd_meta && (route->below_autograd || route->casts)) {
     const GradFacts grad = grad_facts(plan, *call);
     if (grad.tangent >= 0 && thread.autograd->get_fw_grad_mode()) {
       return refuse(verdict, Reason::Tangent, grad.tangent);
     }
-    if (grad.requires_grad >= 0 && thread.autograd->get_grad_mode()) {
+    if (grad.requires_grad >= 0 && thread.autograd->get_grad_mode() && !route->casts) {
       if (HOTOP_UNLIKELY(!plan.node_type) && !make_record(plan)) {
         return refuse(verdict, Reason::RequiresGrad, grad.requires_grad);
       }
@@ -242,6 +253,11 @@ bool prepare(Plan& plan, Call* call, PyObject* const* args, Py_ssize_t nargs, Py
   if (HOTOP_UNLIKELY(!modes.empty() && at::impl::torch_function_mode_enabled())) {
     if (!only_device_contexts(modes)) return refuse(verdict, Reason::FunctionMode);
     call->stash_modes = true;
+  }
+  // PyTorch's rule takes no keyword-only arguments, and its second call has rules of its own for
+  // modes.
+  if (HOTOP_UNLIKELY(route->casts) && (call->stash_modes || call->count > plan.positional_count)) {
+    return refuse(verdict, Reason::Autocast);
   }
   if (HOTOP_UNLIKELY(frame_evaluator_replaced(interpreter)) && thread_has_frame_callback()) {
     return refuse(verdict, Reason::DynamoCallback);

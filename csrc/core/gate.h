@@ -22,6 +22,7 @@ enum class Reason : uint8_t {
   Tangent,
   DispatchKey,
   BackendSelect,
+  Autocast,
   FunctionMode,
   DynamoCallback,
 };

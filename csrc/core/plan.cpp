@@ -182,6 +182,10 @@ const Route* find_route(Plan& plan, c10::DispatchKeySet keys, c10::DispatchKey* 
     if (kernel == nullptr) return nullptr;
     route.stations[route.station_count++] = {&entry, kernel->address};
     switch (kernel->role) {
+      case Role::Autocast:
+        route.casts = true;
+        route.kernel = kernel;
+        break;
       case Role::Autograd:
         route.below_autograd = true;
         rest = rest & c10::after_autograd_keyset;

@@ -48,7 +48,7 @@ struct Argument {
 };
 
 // How a kernel that hotop knows takes part in PyTorch's walk through the dispatcher.
-enum class Role : uint8_t { Autograd, VersionBump, BackendSelect, Backend };
+enum class Role : uint8_t { Autocast, Autograd, VersionBump, BackendSelect, Backend };
 
 struct Kernel {
   Role role;
@@ -57,6 +57,10 @@ struct Kernel {
   const c10::OperatorKernel* address;
   PyRef function;     // Backend only: what to call
   PyRef device_type;  // Backend only: str, or None for the default kernel
+  // Autocast only: the rule.
+  c10::DispatchKey cast_key = c10::DispatchKey::Undefined;
+  c10::DeviceType cast_device = c10::DeviceType::CPU;
+  c10::ScalarType cast_dtype = c10::ScalarType::Undefined;
 };
 
 // One proven walk: for this key set the dispatcher would end in `kernel`.
@@ -71,6 +75,7 @@ struct Route {
   bool below_autograd = false;
   bool bumps_versions = false;
   bool selects_backend = false;
+  bool casts = false;  // `kernel` is an autocast rule, which calls the op again
   Station stations[4];
 };
 

@@ -1,4 +1,5 @@
 // hotop._core.Plan: the plan of an operator as a Python object.
+#include <torch/csrc/Dtype.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_function.h>
 
@@ -79,7 +80,17 @@ void plan_dealloc(PyObject* self) {
   Py_DECREF(type);
 }
 
-// add_kernel(role, dispatch_key, function, device_type): the kernel that now stands at this key.
+Role role_named(const std::string& text) {
+  if (text == "autocast") return Role::Autocast;
+  if (text == "autograd") return Role::Autograd;
+  if (text == "version_bump") return Role::VersionBump;
+  if (text == "backend_select") return Role::BackendSelect;
+  TORCH_CHECK_VALUE(text == "backend", "unknown role ", text);
+  return Role::Backend;
+}
+
+// add_kernel(role, dispatch_key, function, device_type): the kernel that now stands at this key. An
+// autocast rule gives its dtype as the function.
 PyObject* plan_add_kernel(PyObject* self, PyObject* args) {
   HANDLE_TH_ERRORS
   const char* role_name = nullptr;
@@ -89,19 +100,21 @@ PyObject* plan_add_kernel(PyObject* self, PyObject* args) {
   if (!PyArg_ParseTuple(args, "ssOO:add_kernel", &role_name, &key_name, &function, &device_type)) {
     return nullptr;
   }
-  const std::string role_text = role_name;
-  const Role role = role_text == "autograd"         ? Role::Autograd
-                    : role_text == "version_bump"   ? Role::VersionBump
-                    : role_text == "backend_select" ? Role::BackendSelect
-                                                    : Role::Backend;
   Plan& plan = plan_of(self);
   const c10::DispatchKey key = c10::parseDispatchKey(key_name);
   const auto& functor = kernel_functor(plan.entry->kernelForDispatchKey(key));
   TORCH_CHECK(functor.defined(), "no boxed kernel stands at ", key_name, " for ",
               plan.handle.operator_name());
-  plan.kernels.push_back(Kernel{role, c10::weak_intrusive_ptr<c10::OperatorKernel>(functor),
-                                functor.get(), PyRef::borrow(function),
-                                PyRef::borrow(device_type)});
+  Kernel kernel{role_named(role_name), c10::weak_intrusive_ptr<c10::OperatorKernel>(functor),
+                functor.get(), PyRef::borrow(function), PyRef::borrow(device_type)};
+  if (kernel.role == Role::Autocast) {
+    TORCH_CHECK_TYPE(THPDtype_Check(function) && PyUnicode_Check(device_type),
+                     "an autocast rule is a dtype and a device type");
+    kernel.cast_key = key;
+    kernel.cast_dtype = reinterpret_cast<THPDtype*>(function)->scalar_type;
+    kernel.cast_device = c10::Device(PyUnicode_AsUTF8(device_type)).type();
+  }
+  plan.kernels.push_back(std::move(kernel));
   forget_routes(plan);
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS

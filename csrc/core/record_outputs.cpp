@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <unordered_set>
 
+#include "py_warnings.h"
 #include "results.h"
 #include "torch_compat.h"
 
@@ -188,8 +189,11 @@ bool tie_by_pytorch(THPFunction* ctx, const RecordedInputs& inputs, std::vector<
                                                  : std::nullopt);
   }
   const bool executable = inputs.any_requires_grad();
-  auto wrapped = wrap_outputs(inputs.tensors(), non_differentiable, dirty, raw,
-                              executable ? ctx->cdata : nullptr, view_as_self);
+  std::vector<std::optional<at::Tensor>> wrapped;
+  with_python_warnings([&] {
+    wrapped = wrap_outputs(inputs.tensors(), non_differentiable, dirty, raw,
+                           executable ? ctx->cdata : nullptr, view_as_self);
+  });
   for (size_t i = 0; i < outputs.size(); ++i) {
     if (!wrapped[i].has_value()) {
       if (executable) ctx->output_info.emplace_back();

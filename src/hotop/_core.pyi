@@ -24,7 +24,7 @@ class Plan:
         self,
         role: str,
         dispatch_key: str,
-        function: Callable[..., Any] | None,
+        function: Callable[..., Any] | torch.dtype | None,
         device_type: str | None,
         /,
     ) -> None: ...

@@ -245,6 +245,15 @@ class OpDef(_core.CallSlot, custom_ops.CustomOpDef):
         if self._node_type is not None and self._plan is not None:
             self._plan.set_formula(self._node_type, setup_context, backward)
 
+    def register_autocast(self, device_type: str, cast_inputs: torch.dtype) -> Any:
+        """Register an autocast rule; see :func:`torch.library.register_autocast`."""
+        is_new = getattr(self, "_autocast_dtype", {}).get(device_type) is None
+        kernel = super().register_autocast(device_type, cast_inputs)
+        if is_new:
+            key = "Autocast" + _C._dispatch_key_for_device(device_type)
+            self._add_kernel("autocast", key, cast_inputs, device_type)
+        return kernel
+
     def _register_mutation_version_bump(self, schema: _C.FunctionSchema) -> None:
         super()._register_mutation_version_bump(schema)
         self._add_kernel("version_bump", "ADInplaceOrView")
@@ -262,7 +271,7 @@ class OpDef(_core.CallSlot, custom_ops.CustomOpDef):
         self,
         role: str,
         key: str,
-        function: Callable[..., Any] | None = None,
+        function: Callable[..., Any] | torch.dtype | None = None,
         device_type: str | None = None,
     ) -> None:
         if self._plan is not None:

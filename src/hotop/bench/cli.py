@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     which.add_argument(
         "--states",
         action="store_true",
-        help="calls that autograd records, profiled calls, and other states of a program",
+        help="calls that autograd records, profiled calls, other states of a program, threads",
     )
     which.add_argument(
         "--nvfp4", action="store_true", help="the NVFP4 kernels against PyTorch's own operators"

@@ -20,7 +20,6 @@ from hotop.bench.contenders import (
 from hotop.bench.nvfp4_bench import LINEAR, PYTORCH, NVFP4Result
 from hotop.bench.population_bench import CONTENDERS, PopulationResult
 from hotop.bench.registration import RegistrationResult
-from hotop.bench.states import ATEN, FUNCTION, StateRow
 from hotop.bench.suite import SuiteResult, tax_us
 from hotop.bench.targets import Target
 from hotop.bench.timing import Timing
@@ -28,12 +27,13 @@ from hotop.bench.tuner_bench import DIRECT, TunerCase
 
 __all__ = [
     "make_console",
+    "make_table",
     "print_machine",
     "print_nvfp4",
     "print_original",
     "print_population",
-    "print_states",
     "print_suite",
+    "print_table",
     "print_targets",
     "print_tuner",
 ]
@@ -71,7 +71,7 @@ def print_machine(console: Console, machine: Mapping[str, object]) -> None:
 def print_suite(console: Console, result: SuiteResult) -> None:
     """Prints the cases, the compiled programs, the slope and the registration."""
     if result.cases or result.compiled:
-        _print_table(console, "Tax per call, in us", _case_table(result))
+        print_table(console, "Tax per call, in us", _case_table(result))
         console.print(
             "Tax: call minus the plain function's call, minima of interleaved rounds.\n"
             "Packet: torch.ops.ns.op(...), both look-ups included.\n"
@@ -85,36 +85,44 @@ def print_suite(console: Console, result: SuiteResult) -> None:
     if result.registration is not None:
         row = result.registration
         title = f"Registration, ms per op ({row.batches} batches of {row.ops_per_batch} ops)"
-        _print_table(console, title, _registration_table(row))
+        print_table(console, title, _registration_table(row))
     for failure in result.failures:
         console.print(f"{failure.name} failed: {_first_line(failure.error)}", style="bold red")
 
 
-def print_targets(console: Console, targets: Sequence[Target]) -> None:
-    """Prints each target with the measured number."""
+def print_targets(
+    console: Console, targets: Sequence[Target], *, met: str = "ok", missed: str = ""
+) -> None:
+    """Prints each target with the measured number.
+
+    Args:
+        console: Where to.
+        targets: What was measured.
+        met: The word for a target that was met.
+        missed: The word for one that was not; ``over`` or ``under`` when empty.
+    """
     if not targets:
         return
-    table = _table()
+    table = make_table()
     table.add_column("what")
     table.add_column("measured", justify="right")
     table.add_column("target", justify="right")
     table.add_column("")
     for target in targets:
-        verdict = "[green]ok[/]" if target.met else "[red]over[/]"
-        if not target.met and target.relation == "at least":
-            verdict = "[red]under[/]"
+        side = "under" if target.relation == "at least" else "over"
+        verdict = f"[green]{met}[/]" if target.met else f"[red]{missed or side}[/]"
         table.add_row(
             escape(target.title),
             _quantity(target.measured, target.unit),
             f"{target.relation} {_quantity(target.limit, target.unit)}",
             verdict,
         )
-    _print_table(console, "Targets", table)
+    print_table(console, "Targets", table)
 
 
 def print_tuner(console: Console, cases: Sequence[TunerCase]) -> None:
     """Prints what the tuner's look-up adds to a direct call."""
-    table = _table()
+    table = make_table()
     table.add_column("op")
     names = list(cases[0].timings) if cases else []
     for name in names:
@@ -122,29 +130,12 @@ def print_tuner(console: Console, cases: Sequence[TunerCase]) -> None:
     for case in cases:
         added = (f"{case.added_us(name):+.3f}" for name in names if name != DIRECT)
         table.add_row(escape(case.title), f"{case.timings[DIRECT].minimum_ns:.0f}", *added)
-    _print_table(console, "The tuner's look-up, in us above the direct call", table)
-
-
-def print_states(console: Console, rows: Sequence[StateRow]) -> None:
-    """Prints the tax in each state."""
-    table = _table()
-    table.add_column("state")
-    names = (CUSTOM_OP, HOTOP, FUNCTION, ATEN)
-    for header in ("plain call, us", *names, "custom_op / hotop", "hotop's road"):
-        table.add_column(header, justify="right")
-    for row in rows:
-        taxes = [f"{row.tax_us(name):.2f}" if name in row.timings else "" for name in names]
-        ratio = row.timings[CUSTOM_OP].minimum_ns / row.timings[HOTOP].minimum_ns
-        plain = f"{row.timings[PLAIN].minimum_ns / 1e3:.2f}"
-        road = "direct" if row.direct else "PyTorch's"
-        table.add_row(escape(row.state), plain, *taxes, f"{ratio:.2f}", road)
-    _print_table(console, "Tax per call of x * x with a formula, in us", table)
-    console.print("custom_op / hotop: of whole calls, the kernel included.", style="dim")
+    print_table(console, "The tuner's look-up, in us above the direct call", table)
 
 
 def print_nvfp4(console: Console, result: NVFP4Result) -> None:
     """Prints time, rate and the comparison with PyTorch for every kernel and shape."""
-    table = _table()
+    table = make_table()
     for header in ("op", "kernel", "dtype"):
         table.add_column(header)
     for header in ("threads", "us", "G/s", "times PyTorch"):
@@ -157,7 +148,7 @@ def print_nvfp4(console: Console, result: NVFP4Result) -> None:
             rate = f"{row.rate(name):.2f}"
             table.add_row(title, name, row.dtype, str(row.threads), microseconds, rate, ratio)
             title = ""
-    _print_table(console, f"NVFP4 kernels; default: {result.isa}", table)
+    print_table(console, f"NVFP4 kernels; default: {result.isa}", table)
     console.print(
         "G/s: elements quantized, or floating-point operations of the product.\n"
         "PyTorch: hotop.nvfp4.reference, eager operators; F.linear: float32, on the same sizes.",
@@ -168,7 +159,7 @@ def print_nvfp4(console: Console, result: NVFP4Result) -> None:
 
 def print_original(console: Console, result: original.OriginalResult) -> None:
     """Prints the table of the original work and its estimate per step."""
-    table = _table()
+    table = make_table()
     table.add_column("registration")
     for header in ("total ms", "us/call", "tax us", "vs custom_op us"):
         table.add_column(header, justify="right")
@@ -184,8 +175,8 @@ def print_original(console: Console, result: original.OriginalResult) -> None:
             "-" if plain else f"{result.tax_us(contender):.3f}",
             difference,
         )
-    _print_table(console, f"{original.CALLS:,} calls, kernel x.clone()", table)
-    estimate = _table()
+    print_table(console, f"{original.CALLS:,} calls, kernel x.clone()", table)
+    estimate = make_table()
     estimate.add_column("registration")
     for op, calls in original.CALLS_PER_STEP.items():
         estimate.add_column(f"{op}\n{calls} calls", justify="right")
@@ -197,13 +188,13 @@ def print_original(console: Console, result: original.OriginalResult) -> None:
             *(f"{saving:.1f}" for saving in savings.values()),
             f"{sum(savings.values()):.1f}",
         )
-    _print_table(console, "Calls per step x saving, in ms", estimate)
+    print_table(console, "Calls per step x saving, in ms", estimate)
 
 
 def print_population(console: Console, result: PopulationResult) -> None:
     """Prints the distribution of the tax, the worst ops and the ops that failed."""
     if result.ops:
-        table = _table()
+        table = make_table()
         table.add_column("contender")
         points = list(result.distribution(HOTOP))
         for point in points:
@@ -217,8 +208,8 @@ def print_population(console: Console, result: PopulationResult) -> None:
                 *(_us(distribution[point]) for point in points),
                 "" if contender == HOTOP else f"{ratio:.1f}x",
             )
-        _print_table(console, f"Tax over {len(result.ops):,} real ops, in us", table)
-        _print_table(console, "hotop's worst ops", _worst_table(result))
+        print_table(console, f"Tax over {len(result.ops):,} real ops, in us", table)
+        print_table(console, "hotop's worst ops", _worst_table(result))
         _print_directness(console, result)
     for failure in result.failures:
         console.print(
@@ -247,7 +238,7 @@ def _print_reasons(console: Console, indirect: Sequence[tuple[str, str]]) -> Non
 
 
 def _worst_table(result: PopulationResult) -> Table:
-    table = _table()
+    table = make_table()
     table.add_column("op")
     table.add_column("package")
     for header in ("arguments", "hotop us", "custom_op us", "define + impl us"):
@@ -263,7 +254,7 @@ def _worst_table(result: PopulationResult) -> Table:
 
 
 def _case_table(result: SuiteResult) -> Table:
-    table = _table()
+    table = make_table()
     table.add_column("case", no_wrap=True)
     table.add_column("plain\ncall", justify="right", style="dim")
     for contender in _COLUMNS:
@@ -295,7 +286,7 @@ def _tax_cells(plain: Timing | None, taxes: Mapping[str, float], *, ratios: bool
 
 
 def _registration_table(row: RegistrationResult) -> Table:
-    table = _table()
+    table = make_table()
     table.add_column("contender")
     table.add_column("minimum", justify="right")
     table.add_column("median", justify="right")
@@ -305,11 +296,13 @@ def _registration_table(row: RegistrationResult) -> Table:
     return table
 
 
-def _table() -> Table:
+def make_table() -> Table:
+    """Makes a table without columns in the style of all tables."""
     return Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
 
 
-def _print_table(console: Console, title: str, table: Table) -> None:
+def print_table(console: Console, title: str, table: Table) -> None:
+    """Prints `table` under a title."""
     # A table's own title folds at the table's width.
     console.print(f"\n[bold]{escape(title)}[/]", highlight=False)
     console.print(table)
@@ -334,6 +327,8 @@ def _quantity(value: float, unit: str) -> str:
             return f"{_us(value)} {unit}"
         case "x":
             return _ratio(value)
+        case "times":
+            return f"{value:.2f}x"
         case "ops":
             return f"{value:,.0f} ops"
         case _:

@@ -5,7 +5,18 @@ import json
 
 from rich.console import Console
 
-from hotop.bench import machine, nvfp4_bench, original, plot, report, states, targets, tuner_bench
+from hotop.bench import (
+    machine,
+    nvfp4_bench,
+    original,
+    plot,
+    report,
+    states,
+    states_report,
+    states_targets,
+    targets,
+    tuner_bench,
+)
 from hotop.bench.population_bench import run_population
 from hotop.bench.progress import show_progress
 from hotop.bench.suite import run_suite
@@ -28,10 +39,7 @@ def run_and_report(args: argparse.Namespace, only: list[str]) -> bool:
     elif args.tuner:
         failed = _run_tuner(args, console, document)
     elif args.states:
-        rows = states.measure(quick=args.quick)
-        report.print_states(console, rows)
-        document["states"] = [row.as_json() for row in rows]
-        failed = False
+        failed = _run_states(args, console, document)
     elif args.nvfp4:
         failed = _run_nvfp4(args, console, document)
     elif args.population:
@@ -92,6 +100,16 @@ def _run_tuner(args: argparse.Namespace, console: Console, document: dict[str, o
     report.print_targets(console, found)
     document["tuner"] = [case.as_json() for case in cases]
     document["targets"] = [target.as_json() for target in found]
+    return False
+
+
+def _run_states(args: argparse.Namespace, console: Console, document: dict[str, object]) -> bool:
+    with show_progress() as on_step:
+        result = states.measure(quick=args.quick, on_step=on_step)
+    found = states_targets.states_targets(result)
+    states_report.print_states(console, result)
+    report.print_targets(console, found, met="met", missed="missed")
+    document |= result.as_json() | {"targets": [target.as_json() for target in found]}
     return False
 
 

@@ -1,29 +1,62 @@
 """What a call costs in the states of a program: recorded by autograd, profiled, autocast, ..."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import (
+    _add_batch_dim,
+    _func_decrement_nesting,
+    _func_increment_nesting,
+    _wrap_functional_tensor,
+)
+from torch._functorch.vmap import vmap_increment_nesting
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 
 import hotop
-from hotop.bench.contenders import (
-    CUSTOM_OP,
-    HOTOP,
-    HOTOP_NAMESPACE,
-    PLAIN,
-    TORCH_NAMESPACE,
-    new_name,
-)
-from hotop.bench.timing import Timing, make_loop, time_interleaved
+from hotop.bench import states_ops
+from hotop.bench.contenders import PLAIN
+from hotop.bench.states_threads import LatenessRow, ThreadsRow, measure_lateness, measure_threads
+from hotop.bench.timing import Loop, Timing, gc_paused, make_loop, time_interleaved
 
-__all__ = ["ATEN", "FUNCTION", "StateRow", "measure"]
+__all__ = [
+    "AUTOCAST",
+    "BACKWARD",
+    "COUNTS",
+    "FAKE",
+    "FORWARD",
+    "FUNCTIONALIZED",
+    "FUNCTIONAL_MODE",
+    "PROFILED",
+    "SPANS",
+    "VMAP",
+    "StateRow",
+    "StatesResult",
+    "measure",
+]
 
-FUNCTION = "autograd.Function"
-ATEN = "aten op"
-_ROUNDS = 60
+AUTOCAST = "autocast, with a rule"
+PROFILED = "profiled, with shapes"
+FORWARD = "recorded: forward"
+BACKWARD = "recorded: forward + backward"
+VMAP = "vmap, with a rule"
+FUNCTIONALIZED = "functionalized, torch.func"
+FUNCTIONAL_MODE = "functionalized, FunctionalTensorMode"
+FAKE = "fake"
+
+COUNTS = (1, 4, 8, 16)
+SPANS = ((1, 4), (4, 8), (8, 16), (1, 16))
+
+_ROUNDS = 100
+# A profiler keeps every event until its end.
+_PROFILED_CALLS = 20
+
+_Arguments = Sequence[object]
+_Enter = Callable[..., AbstractContextManager[_Arguments]]
 
 
 @dataclass(frozen=True)
@@ -32,11 +65,16 @@ class StateRow:
 
     state: str
     direct: bool
+    reason: str
     timings: dict[str, Timing]
 
     def tax_us(self, contender: str) -> float:
         """Returns the call above the plain function's, in the same state."""
         return (self.timings[contender].minimum_ns - self.timings[PLAIN].minimum_ns) / 1e3
+
+    def ratio(self, contender: str, other: str) -> float:
+        """Returns the whole call of `contender` as a multiple of `other`'s, kernel included."""
+        return self.timings[contender].minimum_ns / self.timings[other].minimum_ns
 
     def as_json(self) -> dict[str, object]:
         """Returns plain data."""
@@ -45,69 +83,243 @@ class StateRow:
         }
 
 
-def _kernel(x: Tensor) -> Tensor:
-    return x * x
+@dataclass(frozen=True)
+class StatesResult:
+    """All that ``bench --states`` measures.
+
+    Attributes:
+        rows: The states of one small op, then the list op.
+        arguments: Recorded calls, forward only, by the number of Tensors.
+        threads: Calls per second of several threads.
+        lateness: How late another thread wakes.
+    """
+
+    rows: list[StateRow]
+    arguments: dict[int, StateRow]
+    threads: list[ThreadsRow]
+    lateness: list[LatenessRow]
+
+    def row(self, state: str) -> StateRow:
+        """Returns the row of a state."""
+        return next(row for row in self.rows if row.state == state)
+
+    def slope_us(self, contender: str, low: int, high: int) -> float:
+        """Returns microseconds of tax per further Tensor argument between two counts."""
+        taxes = [self.arguments[count].tax_us(contender) for count in (low, high)]
+        return (taxes[1] - taxes[0]) / (high - low)
+
+    def slopes_us(self) -> dict[str, dict[str, float]]:
+        """Returns the slopes by span of counts and contender."""
+        names = [name for name in self.arguments[COUNTS[0]].timings if name != PLAIN]
+        return {
+            f"{low} to {high}": {name: self.slope_us(name, low, high) for name in names}
+            for low, high in SPANS
+        }
+
+    def as_json(self) -> dict[str, object]:
+        """Returns plain data."""
+        return {
+            "states": [row.as_json() for row in (*self.rows, *self.arguments.values())],
+            "us_per_further_argument": self.slopes_us(),
+            "threads": [row.as_json() for row in self.threads],
+            "lateness": [row.as_json() for row in self.lateness],
+        }
 
 
-class _Square(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return x * x
+@dataclass(frozen=True)
+class _State:
+    """A state to enter and the calls to time in it.
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        return 2 * grads[0] * ctx.saved_tensors[0]
+    Attributes:
+        title: The row's title.
+        functions: What is called, by contender.
+        hot: hotop's op, whose road is asked for.
+        arguments: The arguments outside the state.
+        enter: Enters the state and gives the arguments as it has them.
+        calls: A fixed number of calls per round, or None.
+    """
+
+    title: str
+    functions: dict[str, Callable[..., Any]]
+    hot: Callable[..., Any]
+    arguments: _Arguments
+    enter: _Enter
+    calls: int | None = None
 
 
-def _make(factory: Callable[..., Any], namespace: str) -> Any:
-    op = factory(f"{namespace}::{new_name('state')}", _kernel, mutates_args=())
-    op.register_autograd(
-        lambda ctx, grad: 2 * grad * ctx.saved_tensors[0],
-        setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[0]),
-    )
-    return op
+def _inside(make: Callable[[], AbstractContextManager[object]]) -> _Enter:
+    """Makes a state of a context that leaves the arguments as they are."""
+
+    @contextmanager
+    def enter(*arguments: object) -> Iterator[_Arguments]:
+        with make():
+            yield arguments
+
+    return enter
+
+
+_outside = _inside(nullcontext)
 
 
 def _profiler() -> AbstractContextManager[object]:
     return torch.autograd.profiler.profile(use_kineto=False, record_shapes=True)
 
 
-def measure(*, quick: bool = False) -> list[StateRow]:
-    """Times ``x * x`` with a formula, one float32 Tensor of 3 elements, in each state."""
-    upstream = _make(torch.library.custom_op, TORCH_NAMESPACE)
-    hot = _make(hotop.custom_op, HOTOP_NAMESPACE)
-    functions: dict[str, Callable[..., Any]] = {PLAIN: _kernel, CUSTOM_OP: upstream, HOTOP: hot}
-    recorded = functions | {FUNCTION: _Square.apply}
-    x, leaf = torch.ones(3), torch.ones(3, requires_grad=True)
-    one = torch.ones(3)
+# What torch.vmap and torch.func.functionalize do around a call, so that only the call is timed.
 
-    def backward(function: Callable[..., Any]) -> Callable[..., None]:
-        return lambda x: torch.autograd.backward([function(x)], [one])
 
-    both = {name: backward(function) for name, function in recorded.items()}
+@contextmanager
+def _vmapped(x: Tensor) -> Iterator[_Arguments]:
+    batch = torch.stack([x, x])
+    with vmap_increment_nesting(2, "error") as level:
+        yield (_add_batch_dim(batch, 0, level),)
+
+
+@contextmanager
+def _functionalized(x: Tensor) -> Iterator[_Arguments]:
+    level = _func_increment_nesting(True)
+    try:
+        yield (_wrap_functional_tensor(x, level),)
+    finally:
+        _func_decrement_nesting()
+
+
+@contextmanager
+def _in_functional_mode(x: Tensor) -> Iterator[_Arguments]:
+    with FunctionalTensorMode():
+        yield (FunctionalTensor.to_functional(x),)
+
+
+@contextmanager
+def _faked(x: Tensor) -> Iterator[_Arguments]:
+    with FakeTensorMode() as mode:
+        yield (mode.from_tensor(x),)
+
+
+def _with_backward(
+    functions: dict[str, Callable[..., Any]], one: Tensor
+) -> dict[str, Callable[..., Any]]:
+    def both(function: Callable[..., Any]) -> Callable[..., None]:
+        return lambda *arguments: torch.autograd.backward([function(*arguments)], [one])
+
+    return {name: both(function) for name, function in functions.items()}
+
+
+def _states() -> list[_State]:
+    square = states_ops.make_square()
+    plain, recorded, hot = square.without_function(), square.with_function(), square.hotop
+    x, leaf, one = torch.ones(3), torch.ones(3, requires_grad=True), torch.ones(3)
+    both = _with_backward(recorded, one)
     cpu = torch.device("cpu")
-    states: list[tuple[str, dict[str, Callable[..., Any]], Tensor, Callable[[], Any]]] = [
-        ("no grad required", functions, x, nullcontext),
-        ("no_grad, input requires grad", functions, leaf, torch.no_grad),
-        ("inference_mode", functions, x, torch.inference_mode),
-        ("autocast, no rule", functions, x, lambda: torch.autocast("cpu")),
-        ("device context", functions, x, lambda: cpu),
-        ("profiled, with shapes", functions | {ATEN: torch.square}, x, _profiler),
-        ("recorded: forward", recorded, leaf, nullcontext),
-        ("recorded: forward + backward", both, leaf, nullcontext),
+    autocast = states_ops.make_square_autocast()
+    transformed = states_ops.make_square_transformed()
+    changed = transformed.without_function()
+    lists = states_ops.make_list()
+    listed = lists.with_function()
+    pair = ([_leaf(), _leaf()], _leaf())
+
+    def bfloat16() -> torch.autocast:
+        return torch.autocast("cpu", torch.bfloat16)
+
+    return [
+        _State("no grad required", plain, hot, [x], _outside),
+        _State("no_grad, input requires grad", plain, hot, [leaf], _inside(torch.no_grad)),
+        _State("inference_mode", plain, hot, [x], _inside(torch.inference_mode)),
+        _State("autocast, no rule", plain, hot, [x], _inside(bfloat16)),
+        _State(AUTOCAST, autocast.without_function(), autocast.hotop, [x], _inside(bfloat16)),
+        _State("device context", plain, hot, [x], _inside(lambda: cpu)),
+        _State(PROFILED, plain, hot, [x], _inside(_profiler), _PROFILED_CALLS),
+        _State(FORWARD, recorded, hot, [leaf], _outside),
+        _State(BACKWARD, both, hot, [leaf], _outside),
+        _State(VMAP, changed, transformed.hotop, [x], _vmapped),
+        _State(FUNCTIONALIZED, changed, transformed.hotop, [x], _functionalized),
+        _State(FUNCTIONAL_MODE, changed, transformed.hotop, [x], _in_functional_mode),
+        _State(FAKE, changed, transformed.hotop, [x], _faked),
+        _State("Tensor[], Tensor: forward", listed, lists.hotop, pair, _outside),
+        _State(
+            "Tensor[], Tensor: forward + backward",
+            _with_backward(listed, one),
+            lists.hotop,
+            pair,
+            _outside,
+        ),
     ]
-    rounds = _ROUNDS // 10 if quick else _ROUNDS
-    rows = []
-    for title, contenders, argument, context in states:
-        with context():
-            direct = hotop.explain(hot, argument).direct
-        loops = {name: make_loop(function, [argument]) for name, function in contenders.items()}
-        # A profiler keeps every event until its end.
-        calls = 20 if context is _profiler else None
-        rows.append(
-            StateRow(
-                title, direct, time_interleaved(loops, rounds=rounds, calls=calls, context=context)
-            )
+
+
+def _leaf() -> Tensor:
+    return torch.ones(3, requires_grad=True)
+
+
+def _measure_counts(rounds: int) -> dict[int, StateRow]:
+    """Times all counts in one interleaved run: the slopes are differences between them."""
+    made = {count: states_ops.make_many(count) for count in COUNTS}
+    loops, answers = {}, {}
+    for count, contenders in made.items():
+        leaves = [_leaf() for _ in range(count)]
+        answers[count] = hotop.explain(contenders.hotop, *leaves)
+        for name, function in contenders.with_function().items():
+            loops[f"{count} {name}"] = make_loop(function, leaves)
+    timings = time_interleaved(loops, rounds=rounds)
+    return {
+        count: StateRow(
+            f"{FORWARD}, {count} Tensor" + ("s" if count > 1 else ""),
+            answers[count].direct,
+            answers[count].reason,
+            {name: timings[f"{count} {name}"] for name in contenders.with_function()},
         )
-    return rows
+        for count, contenders in made.items()
+    }
+
+
+def _measure(state: _State, rounds: int) -> StateRow:
+    seen: list[object] = []
+
+    @contextmanager
+    def context() -> Iterator[None]:
+        with state.enter(*state.arguments) as arguments:
+            seen[:] = arguments
+            yield
+
+    def late(function: Callable[..., Any]) -> Loop:
+        # The arguments are known once the timer has entered the state in its own thread.
+        made: list[Loop] = []
+
+        def loop(repeat: Any) -> None:
+            if not made:
+                made.append(make_loop(function, seen))
+            made[0](repeat)
+
+        return loop
+
+    with state.enter(*state.arguments) as arguments:
+        answer = hotop.explain(state.hot, *arguments)
+    loops = {name: late(function) for name, function in state.functions.items()}
+    timings = time_interleaved(loops, rounds=rounds, calls=state.calls, context=context)
+    return StateRow(state.title, answer.direct, answer.reason, timings)
+
+
+def measure(
+    *,
+    quick: bool = False,
+    on_step: Callable[[str, int, int], None] = lambda title, step, steps: None,
+) -> StatesResult:
+    """Times ops with a formula on float32 Tensors of 3 elements in each state, then threads."""
+    rounds = _ROUNDS // 10 if quick else _ROUNDS
+    states = _states()
+    steps = len(states) + 3
+
+    def at(step: int, title: str) -> None:
+        on_step(title, step, steps)
+
+    rows = []
+    with gc_paused():
+        for step, state in enumerate(states):
+            at(step, state.title)
+            rows.append(_measure(state, rounds))
+        at(steps - 3, "number of arguments")
+        arguments = _measure_counts(rounds)
+        at(steps - 2, "threads")
+        threads = measure_threads(quick=quick)
+        at(steps - 1, "lateness of another thread")
+        lateness = measure_lateness(quick=quick)
+    return StatesResult(rows, arguments, threads, lateness)
