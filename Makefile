@@ -4,6 +4,8 @@ PYTHON ?= python3
 # The PyTorch to build against, as pip's words; more of them may stand here (a CPU wheel is enough).
 TORCH ?= torch==2.13.0
 TORCH_215 ?= torch==2.15.0
+# The CPython of `make matrix` beside PYTHON.
+NEWER_PYTHON ?= python3.13
 VENV := .venv
 
 # PyTorch's Inductor cannot link against a torch whose path has a space in it, so then the virtual
@@ -16,7 +18,7 @@ endif
 PY := $(VENV)/bin/python
 SOURCES := $(shell find csrc cmake -type f) CMakeLists.txt pyproject.toml
 
-.PHONY: demo ltx2 test lint format bench fuzz sanitize build test-2.15 clean
+.PHONY: demo ltx2 test lint format bench fuzz sanitize build test-2.15 test-newer-python matrix clean
 .DELETE_ON_ERROR:
 
 demo: build
@@ -73,5 +75,12 @@ test-2.15:
 	PIP_CONFIG_FILE=/dev/null $(MAKE) VENV=$(VENV)-2.15 TORCH="$(TORCH_215)" build
 	$(VENV)-2.15/bin/python -m pytest tests
 
+test-newer-python:
+	$(MAKE) VENV=$(VENV)-$(NEWER_PYTHON) PYTHON=$(NEWER_PYTHON) build
+	$(VENV)-$(NEWER_PYTHON)/bin/python -m pytest tests
+
+# PyTorch 2.13 on two versions of CPython, then PyTorch 2.15; about an hour on two cores.
+matrix: test test-newer-python test-2.15
+
 clean:
-	rm -rf build $(VENV) $(VENV)-2.15
+	rm -rf build $(VENV) $(VENV)-2.15 $(VENV)-$(NEWER_PYTHON)
