@@ -27,7 +27,7 @@ PyRef cast_tensor(const Kernel& rule, PyObject* value) {
 }
 
 PyRef cast_value(const Kernel& rule, Kind kind, PyObject* value) {
-  if (THPVariable_Check(value)) return cast_tensor(rule, value);
+  if (is_tensor(value)) return cast_tensor(rule, value);
   if (kind != Kind::TensorList && kind != Kind::OptionalTensorList) return PyRef::borrow(value);
   // The cast releases the GIL, and the list may be the caller's: a tuple stays as it is.
   auto elements = PyRef::steal(PySequence_Tuple(value));

@@ -2,7 +2,7 @@
 // that is a C function between the engine and the formula, in place of four Python frames.
 #include "node.h"
 
-#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/Exceptions.h>
 
 #include "python_compat.h"
 
@@ -71,7 +71,7 @@ bool is_list_of_gradients(PyObject* value) {
   if (!PyList_CheckExact(value)) return false;
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(value); ++i) {
     PyObject* element = PyList_GET_ITEM(value, i);
-    if (element != Py_None && !THPVariable_Check(element)) return false;
+    if (element != Py_None && !is_tensor(element)) return false;
   }
   return true;
 }
@@ -165,7 +165,42 @@ PyObject* node_save_for_backward(PyObject* self, PyObject* tensors) {
   Py_RETURN_NONE;
 }
 
+// What compiled autograd must know of the inputs. PyTorch notes it in every forward; the edges know
+// it too, and compiled autograd asks for its key first.
+void describe_inputs(THPFunction* ctx) {
+  const auto& edges = ctx->cdata->next_edges();
+  ctx->input_info.reserve(edges.size());
+  for (const torch::autograd::Edge& edge : edges) {
+    torch::autograd::VariableInfo info;
+    if (edge.is_valid()) {
+      const auto& metadata = edge.function->input_metadata(edge.input_nr);
+      const c10::SymIntArrayRef size = metadata.shape_as_dim_vector();
+      info.layout = metadata.layout();
+      info.device = metadata.device();
+      info.scalar_type = metadata.dtype().toScalarType();
+      info.size.assign(size.begin(), size.end());
+      info.requires_grad = true;
+      info.is_empty = false;
+    }
+    ctx->input_info.push_back(std::move(info));
+  }
+}
+
+// ctx._compiled_autograd_key()
+PyObject* node_compiled_autograd_key(PyObject* self, PyObject*) {
+  auto* ctx = reinterpret_cast<THPFunction*>(self);
+  try {
+    if (ctx->input_info.empty()) describe_inputs(ctx);
+  } catch (const std::exception&) {
+    torch::translate_exception_to_python(std::current_exception());
+    return nullptr;
+  }
+  return PyObject_CallMethod(reinterpret_cast<PyObject*>(Py_TYPE(self)->tp_base),
+                             "_compiled_autograd_key", "O", self);
+}
+
 PyMethodDef node_methods[] = {
+    {"_compiled_autograd_key", node_compiled_autograd_key, METH_NOARGS, nullptr},
     {"apply", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(node_apply)), METH_FASTCALL,
      nullptr},
     {"save_for_backward", node_save_for_backward, METH_VARARGS,
@@ -208,7 +243,7 @@ PyObject* new_node(PyObject* node_type) {
 Py_ssize_t list_count(PyObject* value) {
   if (!PyList_CheckExact(value)) return -1;
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(value); ++i) {
-    if (!THPVariable_Check(PyList_GET_ITEM(value, i))) return -1;
+    if (!is_tensor(PyList_GET_ITEM(value, i))) return -1;
   }
   return PyList_GET_SIZE(value);
 }

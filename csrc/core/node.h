@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/python_function.h>
 
 #include "plan.h"
+#include "values.h"
 
 namespace hotop {
 

@@ -42,23 +42,22 @@ class RecordedInputs {
     if (!counts_.empty()) return list_tensors_;
     std::vector<at::Tensor> tensors;
     for (int i = 0; i < size_; ++i) {
-      if (THPVariable_Check(values_[i])) tensors.push_back(THPVariable_Unpack(values_[i]));
+      if (is_tensor(values_[i])) tensors.push_back(THPVariable_Unpack(values_[i]));
     }
     return tensors;
   }
 
  private:
   void add(const Plan& plan, PyObject* value, THPFunction* ctx, torch::autograd::edge_list& edges) {
-    const bool is_tensor = THPVariable_Check(value);
-    ctx->is_variable_input.push_back(is_tensor);
+    const bool tensor_given = is_tensor(value);
+    ctx->is_variable_input.push_back(tensor_given);
     bool requires_grad = false;
-    if (is_tensor) {
+    if (tensor_given) {
       const at::Tensor& tensor = THPVariable_Unpack(value);
       requires_grad = tensor.requires_grad();
       any_requires_grad_ |= requires_grad;
       edges.push_back(requires_grad ? torch::autograd::impl::gradient_edge(tensor)
                                     : torch::autograd::Edge());
-      ctx->input_info.emplace_back(tensor);
       if (plan.has_lists) list_tensors_.push_back(tensor);
     }
     needs_.push_back(requires_grad);

@@ -77,7 +77,7 @@ bool can_be_saved(PyObject* to_save) {
   }
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(to_save); ++i) {
     PyObject* value = PyTuple_GET_ITEM(to_save, i);
-    if (value == Py_None || THPVariable_Check(value)) continue;
+    if (value == Py_None || is_tensor(value)) continue;
     PyErr_Format(PyExc_TypeError,
                  "save_for_backward can only save variables, but argument %zd is of type %s", i,
                  Py_TYPE(value)->tp_name);
@@ -89,7 +89,7 @@ bool can_be_saved(PyObject* to_save) {
 void save(THPFunction* ctx, PyObject* to_save, const std::vector<PyRef>& outputs) {
   const auto is_output = [&](const at::Tensor& tensor) {
     return std::any_of(outputs.begin(), outputs.end(), [&](const PyRef& value) {
-      return THPVariable_Check(value.get()) && impl_of(value.get()) == tensor.unsafeGetTensorImpl();
+      return is_tensor(value.get()) && impl_of(value.get()) == tensor.unsafeGetTensorImpl();
     });
   };
   const Py_ssize_t size = PyTuple_GET_SIZE(to_save);
@@ -109,7 +109,7 @@ void save(THPFunction* ctx, PyObject* to_save, const std::vector<PyRef>& outputs
 bool all_fresh(const THPFunction* ctx, const std::vector<PyRef>& outputs) {
   if (ctx->non_differentiable != nullptr || ctx->dirty_tensors != nullptr) return false;
   return std::all_of(outputs.begin(), outputs.end(), [](const PyRef& value) {
-    return !THPVariable_Check(value.get()) ||
+    return !is_tensor(value.get()) ||
            (impl_of(value.get())->autograd_meta() == nullptr && storage_of(value.get()) != nullptr);
   });
 }
@@ -122,7 +122,7 @@ void tie_fresh(THPFunction* ctx, const std::vector<PyRef>& outputs) {
   auto& node = *ctx->cdata;
   ctx->output_info.reserve(outputs.size());
   for (const PyRef& value : outputs) {
-    if (!THPVariable_Check(value.get())) {
+    if (!is_tensor(value.get())) {
       node.add_input_metadata(torch::autograd::Node::undefined_input());
       ctx->output_info.emplace_back();
       continue;
@@ -151,7 +151,7 @@ bool named_tensors(PyObject*& attribute, const char* internal_error, const char*
   }
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(named.get()); ++i) {
     PyObject* value = PyTuple_GET_ITEM(named.get(), i);
-    if (!THPVariable_Check(value)) {
+    if (!is_tensor(value)) {
       PyErr_Format(PyExc_RuntimeError, wrong_type, Py_TYPE(value)->tp_name, i);
       return false;
     }
@@ -185,8 +185,8 @@ bool tie_by_pytorch(THPFunction* ctx, const RecordedInputs& inputs, std::vector<
   for (at::TensorImpl* impl : dirty) impl->bump_version();
   std::vector<std::optional<at::Tensor>> raw;
   for (const PyRef& value : outputs) {
-    raw.push_back(THPVariable_Check(value.get()) ? std::optional(THPVariable_Unpack(value.get()))
-                                                 : std::nullopt);
+    raw.push_back(is_tensor(value.get()) ? std::optional(THPVariable_Unpack(value.get()))
+                                         : std::nullopt);
   }
   const bool executable = inputs.any_requires_grad();
   std::vector<std::optional<at::Tensor>> wrapped;

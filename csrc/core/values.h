@@ -20,6 +20,13 @@ HOTOP_INLINE bool is_exact_tensor(PyObject* value) {
          type == reinterpret_cast<PyTypeObject*>(ParameterClass);
 }
 
+// Any Tensor. THPVariable_Check asks Python about everything that is none.
+HOTOP_INLINE bool is_tensor(PyObject* value) {
+  if (is_exact_tensor(value)) return true;
+  if (value == Py_None || PyLong_Check(value) || PyFloat_CheckExact(value)) return false;
+  return THPVariable_Check(value);
+}
+
 HOTOP_INLINE c10::TensorImpl* impl_of(PyObject* tensor) {
   return THPVariable_Unpack(tensor).unsafeGetTensorImpl();
 }
