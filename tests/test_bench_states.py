@@ -16,7 +16,10 @@ from hotop.bench.timing import Timing
 
 OPS = {PLAIN, CUSTOM_OP, DEFINE_IMPL, HOTOP}
 WRAPPED = {states.VMAP, states.FUNCTIONALIZED, states.FUNCTIONAL_MODE, states.FAKE}
-ONE_BY_ONE = [f"{states.FORWARD}, {n} Tensor{'s' if n > 1 else ''}" for n in states.COUNTS]
+KINDS = (states.ACTIVATIONS, states.PARAMETERS)
+ONE_BY_ONE = [
+    f"{states.FORWARD}, {n} {kind if n > 1 else kind[:-1]}" for kind in KINDS for n in states.COUNTS
+]
 PAIR = ["Tensor[], Tensor: forward", "Tensor[], Tensor: forward + backward"]
 
 
@@ -91,7 +94,8 @@ def test_lateness(document):
 
 def test_slopes_and_targets(document):
     slopes = document["us_per_further_argument"]
-    assert list(slopes) == ["1 to 4", "4 to 8", "8 to 16", "1 to 16"]
+    spans = ["1 to 4", "4 to 8", "8 to 16", "1 to 16"]
+    assert list(slopes) == [f"{kind}, {span}" for kind in KINDS for span in spans]
     assert all(set(slope) == {CUSTOM_OP, DEFINE_IMPL, HOTOP, FUNCTION} for slope in slopes.values())
     assert len(document["targets"]) == 10
     for target in document["targets"]:
@@ -169,7 +173,10 @@ def made_up(hotop_us: float) -> StatesResult:
     titles = (states.FORWARD, states.BACKWARD, states.PROFILED, states.AUTOCAST, *WRAPPED)
     return StatesResult(
         [row(title) for title in titles],
-        {count: row(str(count), 0.05 * count * (hotop_us - 1)) for count in states.COUNTS},
+        {
+            kind: {count: row(str(count), 0.05 * count * (hotop_us - 1)) for count in states.COUNTS}
+            for kind in KINDS
+        },
         [ThreadsRow("kernel", 1, dict.fromkeys(OPS, 8), per_name, per_name)],
         [LatenessRow("kernel", late)],
     )
@@ -190,7 +197,7 @@ def test_targets(hotop_us, met, capsys):
 
 def test_slope():
     result = made_up(4.0)
-    assert result.slope_us(HOTOP, 1, 16) == pytest.approx(0.15)
-    assert result.slopes_us()["4 to 8"] == pytest.approx(
+    assert result.slope_us(states.ACTIVATIONS, HOTOP, 1, 16) == pytest.approx(0.15)
+    assert result.slopes_us()["activations, 4 to 8"] == pytest.approx(
         {CUSTOM_OP: 0.0, DEFINE_IMPL: 0.0, HOTOP: 0.15, FUNCTION: 0.0, ATEN: 0.0}
     )

@@ -24,6 +24,7 @@ from hotop.bench.states_threads import LatenessRow, ThreadsRow, measure_lateness
 from hotop.bench.timing import Loop, Timing, gc_paused, make_loop, time_interleaved
 
 __all__ = [
+    "ACTIVATIONS",
     "AUTOCAST",
     "BACKWARD",
     "COUNTS",
@@ -31,6 +32,7 @@ __all__ = [
     "FORWARD",
     "FUNCTIONALIZED",
     "FUNCTIONAL_MODE",
+    "PARAMETERS",
     "PROFILED",
     "SPANS",
     "VMAP",
@@ -50,6 +52,10 @@ FAKE = "fake"
 
 COUNTS = (1, 4, 8, 16)
 SPANS = ((1, 4), (4, 8), (8, 16), (1, 16))
+# Results of other operators; and leaves, for which autograd makes an AccumulateGrad in every call,
+# whoever calls, as long as nothing else holds one.
+ACTIVATIONS = "activations"
+PARAMETERS = "parameters"
 
 _ROUNDS = 100
 # A profiler keeps every event until its end.
@@ -89,13 +95,13 @@ class StatesResult:
 
     Attributes:
         rows: The states of one small op, then the list op.
-        arguments: Recorded calls, forward only, by the number of Tensors.
+        arguments: Recorded calls, forward only, by the kind and the number of Tensors.
         threads: Calls per second of several threads.
         lateness: How late another thread wakes.
     """
 
     rows: list[StateRow]
-    arguments: dict[int, StateRow]
+    arguments: dict[str, dict[int, StateRow]]
     threads: list[ThreadsRow]
     lateness: list[LatenessRow]
 
@@ -103,23 +109,31 @@ class StatesResult:
         """Returns the row of a state."""
         return next(row for row in self.rows if row.state == state)
 
-    def slope_us(self, contender: str, low: int, high: int) -> float:
-        """Returns microseconds of tax per further Tensor argument between two counts."""
-        taxes = [self.arguments[count].tax_us(contender) for count in (low, high)]
+    def slope_us(self, kind: str, contender: str, low: int, high: int) -> float:
+        """Returns microseconds of tax per further Tensor of a kind between two counts."""
+        taxes = [self.arguments[kind][count].tax_us(contender) for count in (low, high)]
         return (taxes[1] - taxes[0]) / (high - low)
 
     def slopes_us(self) -> dict[str, dict[str, float]]:
-        """Returns the slopes by span of counts and contender."""
-        names = [name for name in self.arguments[COUNTS[0]].timings if name != PLAIN]
+        """Returns the slopes by kind of Tensor, span of counts, and contender."""
         return {
-            f"{low} to {high}": {name: self.slope_us(name, low, high) for name in names}
+            f"{kind}, {low} to {high}": {
+                name: self.slope_us(kind, name, low, high)
+                for name in rows[COUNTS[0]].timings
+                if name != PLAIN
+            }
+            for kind, rows in self.arguments.items()
             for low, high in SPANS
         }
+
+    def all_rows(self) -> list[StateRow]:
+        """Returns the states, then the rows by the number of Tensors."""
+        return [*self.rows, *(row for rows in self.arguments.values() for row in rows.values())]
 
     def as_json(self) -> dict[str, object]:
         """Returns plain data."""
         return {
-            "states": [row.as_json() for row in (*self.rows, *self.arguments.values())],
+            "states": [row.as_json() for row in self.all_rows()],
             "us_per_further_argument": self.slopes_us(),
             "threads": [row.as_json() for row in self.threads],
             "lateness": [row.as_json() for row in self.lateness],
@@ -250,19 +264,24 @@ def _leaf() -> Tensor:
     return torch.ones(3, requires_grad=True)
 
 
-def _measure_counts(rounds: int) -> dict[int, StateRow]:
+def _activation() -> Tensor:
+    return _leaf().clone()
+
+
+def _measure_counts(kind: str, rounds: int) -> dict[int, StateRow]:
     """Times all counts in one interleaved run: the slopes are differences between them."""
+    make_tensor = _activation if kind == ACTIVATIONS else _leaf
     made = {count: states_ops.make_many(count) for count in COUNTS}
     loops, answers = {}, {}
     for count, contenders in made.items():
-        leaves = [_leaf() for _ in range(count)]
-        answers[count] = hotop.explain(contenders.hotop, *leaves)
+        tensors = [make_tensor() for _ in range(count)]
+        answers[count] = hotop.explain(contenders.hotop, *tensors)
         for name, function in contenders.with_function().items():
-            loops[f"{count} {name}"] = make_loop(function, leaves)
+            loops[f"{count} {name}"] = make_loop(function, tensors)
     timings = time_interleaved(loops, rounds=rounds)
     return {
         count: StateRow(
-            f"{FORWARD}, {count} Tensor" + ("s" if count > 1 else ""),
+            f"{FORWARD}, {count} {kind if count > 1 else kind[:-1]}",
             answers[count].direct,
             answers[count].reason,
             {name: timings[f"{count} {name}"] for name in contenders.with_function()},
@@ -317,7 +336,7 @@ def measure(
             at(step, state.title)
             rows.append(_measure(state, rounds))
         at(steps - 3, "number of arguments")
-        arguments = _measure_counts(rounds)
+        arguments = {kind: _measure_counts(kind, rounds) for kind in (ACTIVATIONS, PARAMETERS)}
         at(steps - 2, "threads")
         threads = measure_threads(quick=quick)
         at(steps - 1, "lateness of another thread")

@@ -45,12 +45,13 @@ def _print_rows(console: Console, result: StatesResult) -> None:
     for row in result.rows:
         table.add_row(*_row_cells(row))
     table.add_section()
-    for row in result.arguments.values():
-        table.add_row(*_row_cells(row))
-    table.add_section()
+    for rows in result.arguments.values():
+        for row in rows.values():
+            table.add_row(*_row_cells(row))
+        table.add_section()
     for span, slopes in result.slopes_us().items():
         cells = [f"{slopes[name]:.3f}" if name in slopes else "" for name in _TAXED]
-        table.add_row(f"us per further argument, {span}", "", *cells, "", "")
+        table.add_row(f"us per further of {span}", "", *cells, "", "")
     print_table(console, "Tax per call of an op with a formula, in us", table)
     console.print(
         "Tax: call minus the plain function's call in the same state; x * x on 3 float32 elements, "
@@ -58,6 +59,8 @@ def _print_rows(console: Console, result: StatesResult) -> None:
         "Autocast with a rule: to bfloat16; the plain function casts by hand. vmap: over a batch "
         "of 2, the rule calls\nthe op once. vmap and functionalized: entered before the timing, so "
         "only the call is in it.\n"
+        "Parameters: leaves whose AccumulateGrad nothing else holds, so that autograd makes and "
+        "frees one per leaf\nand call, whoever calls; activations: results of other operators.\n"
         "Profiled, aten op: torch.square, two events as an op whose kernel is x * x has.",
         style="dim",
         highlight=False,

@@ -2,6 +2,7 @@
 
 from hotop.bench.contenders import CUSTOM_OP, HOTOP
 from hotop.bench.states import (
+    ACTIVATIONS,
     AUTOCAST,
     BACKWARD,
     COUNTS,
@@ -32,7 +33,7 @@ def states_targets(result: StatesResult) -> list[Target]:
     both, profiled = result.row(BACKWARD), result.row(PROFILED)
     least, most = COUNTS[0], COUNTS[-1]
     over_aten = profiled.tax_us(HOTOP) - profiled.tax_us(ATEN)
-    slope = result.slope_us(HOTOP, least, most)
+    slope = result.slope_us(ACTIVATIONS, HOTOP, least, most)
 
     def times(title: str, measured: float, limit: float) -> Target:
         return Target(title, measured, "at most", limit, "times")
@@ -48,7 +49,7 @@ def states_targets(result: StatesResult) -> list[Target]:
             f"{BACKWARD}: hotop / custom_op", both.ratio(HOTOP, CUSTOM_OP), _BACKWARD_OF_CUSTOM_OP
         ),
         Target(
-            f"{FORWARD}: each further argument, {least} to {most}",
+            f"{FORWARD}: each further of {least} to {most} {ACTIVATIONS}",
             slope,
             "at most",
             _ARGUMENT_US,
