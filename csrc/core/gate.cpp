@@ -242,11 +242,11 @@ bool prepare(Plan& plan, Call* call, PyObject* const* args, Py_ssize_t nargs, Py
     if (grad.tangent >= 0 && thread.autograd->get_fw_grad_mode()) {
       return refuse(verdict, Reason::Tangent, grad.tangent);
     }
-    if (grad.requires_grad >= 0 && thread.autograd->get_grad_mode() && !route->casts) {
+    if (grad.requires_grad >= 0 && thread.autograd->get_grad_mode()) {
       if (HOTOP_UNLIKELY(!plan.node_type) && !make_record(plan)) {
         return refuse(verdict, Reason::RequiresGrad, grad.requires_grad);
       }
-      call->records_grad = true;
+      call->records_grad = !route->casts;
     }
   }
   const FunctionModes& modes = function_modes(*thread.function_modes);

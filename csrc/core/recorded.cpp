@@ -5,6 +5,7 @@
 
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
+#include <torch/csrc/profiler/api.h>
 
 #include "record_outputs.h"
 #include "torch_compat.h"
@@ -86,21 +87,48 @@ class SetupArguments {
   PyRef keywords_;
 };
 
-// The event that autograd.Function.apply records under the name of its class.
-HOTOP_COLD void begin_event(at::RecordFunction& event, const Plan& plan, const Outgoing& outgoing) {
-  std::string name = reinterpret_cast<PyTypeObject*>(plan.node_type.get())->tp_name;
-  name.resize(name.size() - std::string_view("Backward").size());
+c10::TypePtr primitive_type(PyObject* value) {
+  if (value == Py_None) return c10::NoneType::get();
+  if (PyBool_Check(value)) return c10::BoolType::get();
+  if (PyLong_Check(value)) return c10::IntType::get();
+  if (PyFloat_Check(value)) return c10::FloatType::get();
+  if (PyComplex_CheckExact(value)) return c10::ComplexType::get();
+  if (!PyList_CheckExact(value) || PyList_GET_SIZE(value) == 0) return nullptr;
+  const c10::TypePtr first = primitive_type(PyList_GET_ITEM(value, 0));
+  for (Py_ssize_t i = 1; first && i < PyList_GET_SIZE(value); ++i) {
+    const c10::TypePtr type = primitive_type(PyList_GET_ITEM(value, i));
+    if (!type || *type != *first) return nullptr;
+  }
+  return first ? c10::ListType::create(first) : nullptr;
+}
+
+// What the event below shows of a call: Tensors, and for a profiler with shapes plain numbers too.
+std::vector<c10::IValue> shown_inputs(const Plan& plan, const Outgoing& outgoing) {
+  using namespace torch::profiler::impl;
+  const bool numbers = profilerEnabled() && getProfilerConfig().report_input_shapes;
   std::vector<c10::IValue> inputs;
-  for (int i = 0; event.needsInputs() && i < outgoing.positional; ++i) {
+  for (int i = 0; i < outgoing.positional; ++i) {
     PyObject* value = outgoing.values[i];
     const Py_ssize_t count = plan.has_lists ? list_count(value) : -1;
     for (Py_ssize_t k = 0; k < count; ++k) {
       inputs.emplace_back(THPVariable_Unpack(PyList_GET_ITEM(value, k)));
     }
-    if (count < 0) {
-      inputs.push_back(torch::jit::toIValue(value, plan.schema->arguments()[i].real_type()));
+    if (count >= 0) continue;
+    if (is_tensor(value)) {
+      inputs.emplace_back(THPVariable_Unpack(value));
+    } else if (const c10::TypePtr type = numbers ? primitive_type(value) : nullptr) {
+      inputs.push_back(torch::jit::toIValue(value, type));
     }
   }
+  return inputs;
+}
+
+// The event that autograd.Function.apply records under the name of its class.
+HOTOP_COLD void begin_event(at::RecordFunction& event, const Plan& plan, const Outgoing& outgoing) {
+  std::string name = reinterpret_cast<PyTypeObject*>(plan.node_type.get())->tp_name;
+  name.resize(name.size() - std::string_view("Backward").size());
+  std::vector<c10::IValue> inputs;
+  if (event.needsInputs()) inputs = shown_inputs(plan, outgoing);
   const auto number = static_cast<int64_t>(at::sequence_number::peek());
   event.before(std::move(name), c10::ArrayRef<const c10::IValue>(inputs.data(), inputs.size()),
                number);
