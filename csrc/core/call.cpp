@@ -192,10 +192,8 @@ bool is_common_result(const Plan& plan, const Call& call, PyObject* result) {
 // A kernel that is not a Python function has no frame for CPython to count, and may lead back here.
 HOTOP_COLD PyObject* call_counted(PyObject* function, PyObject* const* args, size_t nargsf,
                                   PyObject* keywords) {
-  if (Py_EnterRecursiveCall(" while calling a kernel")) return nullptr;
-  PyObject* result = PyObject_Vectorcall(function, args, nargsf, keywords);
-  Py_LeaveRecursiveCall();
-  return result;
+  const CountedCall counted(thread_state(), " while calling a kernel");
+  return counted.entered() ? PyObject_Vectorcall(function, args, nargsf, keywords) : nullptr;
 }
 
 HOTOP_INLINE PyObject* call_kernel(PyObject* function, PyObject* const* args, size_t nargsf,
@@ -226,13 +224,11 @@ HOTOP_INLINE PyObject* run_kernel(Plan& plan, const Call& call, const Outgoing& 
 }
 
 HOTOP_COLD PyObject* run_autocast(Slot* slot, const Call& call, const Outgoing& outgoing) {
-  if (Py_EnterRecursiveCall(" while calling an op under autocast")) return nullptr;
-  PyObject* result =
-      cast_and_call(call, outgoing.positional, [slot](PyObject* const* args, size_t nargsf) {
-        return slot->vectorcall(reinterpret_cast<PyObject*>(slot), args, nargsf, nullptr);
-      });
-  Py_LeaveRecursiveCall();
-  return result;
+  const CountedCall counted(*call.thread, " while calling an op under autocast");
+  if (!counted.entered()) return nullptr;
+  return cast_and_call(call, outgoing.positional, [slot](PyObject* const* args, size_t nargsf) {
+    return slot->vectorcall(reinterpret_cast<PyObject*>(slot), args, nargsf, nullptr);
+  });
 }
 
 HOTOP_INLINE PyObject* run_call(Slot* slot, Plan& plan, const Call& call,

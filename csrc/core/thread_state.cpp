@@ -3,7 +3,7 @@
 
 namespace hotop {
 
-constinit thread_local ThreadState this_thread{nullptr, nullptr, nullptr};
+constinit thread_local ThreadState this_thread{nullptr, nullptr, nullptr, 0};
 
 HOTOP_COLD void find_thread_state(ThreadState* state) {
   state->function_modes = &at::impl::PythonTorchFunctionTLS::get_state();

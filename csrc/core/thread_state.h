@@ -14,6 +14,7 @@ struct ThreadState {
   c10::impl::PODLocalDispatchKeySet* dispatch_keys;
   const at::impl::PythonTorchFunctionTLS* function_modes;
   c10::AutogradState* autograd;
+  int depth;  // of calls that go through C only
 };
 
 extern constinit thread_local ThreadState this_thread;
@@ -25,6 +26,31 @@ HOTOP_INLINE ThreadState& thread_state() {
   if (HOTOP_UNLIKELY(state.dispatch_keys == nullptr)) find_thread_state(&state);
   return state;
 }
+
+// Counts a call that has no Python frame. Since 3.12 CPython counts such calls apart, up to 10,000,
+// which is more than the stack holds. Not entered: RecursionError is set.
+class CountedCall {
+ public:
+  CountedCall(ThreadState& thread, const char* where) : thread_(thread) {
+    if (++thread_.depth < Py_GetRecursionLimit() && thread_.depth < kMost) {
+      entered_ = Py_EnterRecursiveCall(where) == 0;
+    } else {
+      PyErr_Format(PyExc_RecursionError, "maximum recursion depth exceeded%s", where);
+    }
+  }
+  ~CountedCall() {
+    if (entered_) Py_LeaveRecursiveCall();
+    --thread_.depth;
+  }
+  CountedCall(const CountedCall&) = delete;
+  CountedCall& operator=(const CountedCall&) = delete;
+  bool entered() const { return entered_; }
+
+ private:
+  static constexpr int kMost = 1000;
+  ThreadState& thread_;
+  bool entered_ = false;
+};
 
 // Autograd is excluded while the kernel runs. Like PyTorch's layers, this puts the whole excluded
 // set back, also what the kernel changed in it.
