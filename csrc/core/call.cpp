@@ -208,15 +208,9 @@ HOTOP_INLINE PyObject* run_kernel(Plan& plan, const Call& call, const Outgoing& 
   Kernel* kernel = call.kernel;
   auto function = PyRef::borrow(kernel->function.get());
   const size_t nargsf = outgoing.positional | outgoing.lent;
-  BelowAutograd below(*call.thread, call.route->below_autograd);
-  if (call.route->bumps_versions && !bump_versions(plan, call)) return nullptr;
-  PyObject* result = nullptr;
-  if (HOTOP_UNLIKELY(call.stash_modes)) {
-    StashedModes without_modes;
-    result = call_kernel(function.get(), outgoing.values, nargsf, outgoing.keywords);
-  } else {
-    result = call_kernel(function.get(), outgoing.values, nargsf, outgoing.keywords);
-  }
+  BelowAutograd below(*call.thread, call.below_autograd);
+  if (call.bumps_versions && !bump_versions(plan, call)) return nullptr;
+  PyObject* result = call_kernel(function.get(), outgoing.values, nargsf, outgoing.keywords);
   if (HOTOP_UNLIKELY(result == nullptr)) return nullptr;
   if (HOTOP_LIKELY(is_common_result(plan, call, result))) return result;
   return finish_uncommon(plan, kernel, outgoing.values, outgoing.positional, outgoing.keywords,
@@ -233,8 +227,11 @@ HOTOP_COLD PyObject* run_autocast(Slot* slot, const Call& call, const Outgoing& 
 
 HOTOP_INLINE PyObject* run_call(Slot* slot, Plan& plan, const Call& call,
                                 const Outgoing& outgoing) {
-  if (HOTOP_UNLIKELY(call.route->casts)) return run_autocast(slot, call, outgoing);
+  if (HOTOP_UNLIKELY(call.casts)) return run_autocast(slot, call, outgoing);
   ++plan.direct_calls;
+  // The kernel, setup_context and what else runs in the call.
+  std::optional<StashedModes> without_modes;
+  if (HOTOP_UNLIKELY(call.stash_modes)) without_modes.emplace();
   const auto run = [&] { return run_kernel(plan, call, outgoing); };
   return HOTOP_LIKELY(!call.records_grad) ? run() : record_call(plan, call, outgoing, run);
 }

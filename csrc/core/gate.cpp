@@ -230,14 +230,16 @@ bool prepare(Plan& plan, Call* call, PyObject* const* args, Py_ssize_t nargs, Py
     route = known_route(plan, keys.raw_repr());
     if (route == nullptr) return refuse(verdict, Reason::DispatchKey);
   }
-  call->route = route;
+  call->below_autograd = route->below_autograd;
+  call->bumps_versions = route->bumps_versions;
+  call->casts = route->casts;
   call->keys = keys;
   call->kernel = route->kernel;
   if (HOTOP_UNLIKELY(route->selects_backend)) {
     call->kernel = selected_kernel(plan, *call);
     if (call->kernel == nullptr) return refuse(verdict, Reason::BackendSelect);
   }
-  if (facts.any_autograd_meta && (route->below_autograd || route->casts)) {
+  if (facts.any_autograd_meta && (call->below_autograd || call->casts)) {
     const GradFacts grad = grad_facts(plan, *call);
     if (grad.tangent >= 0 && thread.autograd->get_fw_grad_mode()) {
       return refuse(verdict, Reason::Tangent, grad.tangent);
@@ -246,7 +248,7 @@ bool prepare(Plan& plan, Call* call, PyObject* const* args, Py_ssize_t nargs, Py
       if (HOTOP_UNLIKELY(!plan.node_type) && !make_record(plan)) {
         return refuse(verdict, Reason::RequiresGrad, grad.requires_grad);
       }
-      call->records_grad = !route->casts;
+      call->records_grad = !call->casts;
     }
   }
   const FunctionModes& modes = function_modes(*thread.function_modes);
@@ -256,7 +258,7 @@ bool prepare(Plan& plan, Call* call, PyObject* const* args, Py_ssize_t nargs, Py
   }
   // PyTorch's rule takes no keyword-only arguments, and its second call has rules of its own for
   // modes.
-  if (HOTOP_UNLIKELY(route->casts) && (call->stash_modes || call->count > plan.positional_count)) {
+  if (HOTOP_UNLIKELY(call->casts) && (call->stash_modes || call->count > plan.positional_count)) {
     return refuse(verdict, Reason::Autocast);
   }
   if (HOTOP_UNLIKELY(frame_evaluator_replaced(interpreter)) && thread_has_frame_callback()) {

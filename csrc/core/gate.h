@@ -43,7 +43,10 @@ struct Call {
   bool records_grad;        // an input requires grad and grad mode is on
   int owned_count;
   ThreadState* thread;
-  const Route* route;
+  // Of the route, which Python code that runs in between may make the plan forget.
+  bool below_autograd;
+  bool bumps_versions;
+  bool casts;
   Kernel* kernel;
   c10::DispatchKeySet keys;
   PyObject* owned[kMaxArguments];

@@ -99,34 +99,63 @@ PyRef flatten_gradients(PyObject* counts, PyObject* result) {
   const Py_ssize_t size = PyTuple_GET_SIZE(counts);
   const bool is_tuple = PyTuple_CheckExact(result);
   if ((is_tuple ? PyTuple_GET_SIZE(result) : 1) != size) return PyRef();
-  c10::SmallVector<PyObject*, 16> flat;
+  // Owned: making the tuple below may run a finalizer that changes the formula's lists.
+  std::vector<PyRef> flat;
   for (Py_ssize_t i = 0; i < size; ++i) {
     PyObject* value = is_tuple ? PyTuple_GET_ITEM(result, i) : result;
     const Py_ssize_t count = PyLong_AsSsize_t(PyTuple_GET_ITEM(counts, i));
     if (PyTuple_Check(value) || is_list_of_gradients(value) != (count >= 0)) return PyRef();
     if (count < 0) {
-      flat.push_back(value);
+      flat.push_back(PyRef::borrow(value));
       continue;
     }
     if (PyList_GET_SIZE(value) != count) return PyRef();
-    for (Py_ssize_t k = 0; k < count; ++k) flat.push_back(PyList_GET_ITEM(value, k));
+    for (Py_ssize_t k = 0; k < count; ++k) flat.push_back(PyRef::borrow(PyList_GET_ITEM(value, k)));
   }
   auto tuple = PyRef::steal(PyTuple_New(static_cast<Py_ssize_t>(flat.size())));
   for (size_t i = 0; tuple && i < flat.size(); ++i) {
-    PyTuple_SET_ITEM(tuple.get(), static_cast<Py_ssize_t>(i), Py_NewRef(flat[i]));
+    PyTuple_SET_ITEM(tuple.get(), static_cast<Py_ssize_t>(i), flat[i].release());
   }
   return tuple;
+}
+
+// As keep_structure makes it: two tuples of small ints.
+bool is_structure(PyObject* value) {
+  auto type = PyRef::steal(python_part("Structure"));
+  if (!type) PyErr_Clear();
+  if (!type || reinterpret_cast<PyObject*>(Py_TYPE(value)) != type.get()) return false;
+  if (PyTuple_GET_SIZE(value) != 2) return false;
+  for (Py_ssize_t part = 0; part < 2; ++part) {
+    PyObject* counts = PyTuple_GET_ITEM(value, part);
+    if (!PyTuple_CheckExact(counts)) return false;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(counts); ++i) {
+      PyObject* count = PyTuple_GET_ITEM(counts, i);
+      if (!PyLong_CheckExact(count) || !surely_int64(count)) return false;
+      const Py_ssize_t number = PyLong_AsSsize_t(count);
+      if (number < -1 || number > INT32_MAX) return false;
+    }
+  }
+  return true;
+}
+
+// How many values stand in these places.
+Py_ssize_t total(PyObject* counts) {
+  Py_ssize_t sum = 0;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(counts); ++i) {
+    const Py_ssize_t count = PyLong_AsSsize_t(PyTuple_GET_ITEM(counts, i));
+    sum += count < 0 ? 1 : count;
+  }
+  return sum;
 }
 
 PyObject* apply_with_lists(const Plan& plan, const PyRef& backward, PyObject* self, PyObject* needs,
                            PyObject* const* grads, Py_ssize_t count) {
   auto structure = PyRef::steal(PyObject_GetAttrString(self, "_pt_metadata"));
   if (!structure) return nullptr;
-  // A formula or a user may have put something else there.
-  if (!PyTuple_Check(structure.get()) || PyTuple_GET_SIZE(structure.get()) != 2) {
-    return apply_by_pytorch(self, grads, count);
-  }
+  // A formula or a user may have put something else there, or into needs_input_grad.
+  if (!is_structure(structure.get())) return apply_by_pytorch(self, grads, count);
   PyObject* inputs = PyTuple_GET_ITEM(structure.get(), 0);
+  if (total(inputs) + 2 != PyTuple_GET_SIZE(needs)) return apply_by_pytorch(self, grads, count);
   auto visible = unflatten(inputs, &PyTuple_GET_ITEM(needs, 0), PyTuple_GET_SIZE(needs));
   auto shaped = unflatten(PyTuple_GET_ITEM(structure.get(), 1), grads, count);
   if (!visible || !shaped) {

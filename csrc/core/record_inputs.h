@@ -1,6 +1,8 @@
 // The inputs of a recorded call as autograd sees them.
 #pragma once
 
+#include <algorithm>
+
 #include "node.h"
 
 namespace hotop {
@@ -36,6 +38,12 @@ class RecordedInputs {
     }
     ctx->needs_input_grad = needs.release();
     return ctx->needs_input_grad != nullptr;
+  }
+
+  // setup_context may have put an input into a list of outputs; the kernel cannot, it is checked.
+  bool is_list_input(const at::Tensor& tensor) const {
+    return std::any_of(list_tensors_.begin(), list_tensors_.end(),
+                       [&](const at::Tensor& input) { return input.is_same(tensor); });
   }
 
   std::vector<at::Tensor> tensors() const {

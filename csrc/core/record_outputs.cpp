@@ -70,9 +70,8 @@ class FlatOutputs {
 // save_for_backward took anything; only Tensors and None can be saved.
 bool can_be_saved(PyObject* to_save) {
   if (!PyTuple_Check(to_save)) {
-    PyErr_Format(PyExc_RuntimeError,
-                 "autograd internal error: to_save attribute is expected to be a tuple but is %s",
-                 Py_TYPE(to_save)->tp_name);
+    PyErr_SetString(PyExc_RuntimeError,
+                    "autograd internal error: to_save attribute is expected to be a tuple but is ");
     return false;
   }
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(to_save); ++i) {
@@ -106,11 +105,13 @@ void save(THPFunction* ctx, PyObject* to_save, const std::vector<PyRef>& outputs
 }
 
 // Nothing but new Tensors, and no wishes about them: then history is one edge per output.
-bool all_fresh(const THPFunction* ctx, const std::vector<PyRef>& outputs) {
+bool all_fresh(const THPFunction* ctx, const RecordedInputs& inputs,
+               const std::vector<PyRef>& outputs) {
   if (ctx->non_differentiable != nullptr || ctx->dirty_tensors != nullptr) return false;
-  return std::all_of(outputs.begin(), outputs.end(), [](const PyRef& value) {
-    return !is_tensor(value.get()) ||
-           (impl_of(value.get())->autograd_meta() == nullptr && storage_of(value.get()) != nullptr);
+  return std::all_of(outputs.begin(), outputs.end(), [&](const PyRef& value) {
+    if (!is_tensor(value.get())) return true;
+    return impl_of(value.get())->autograd_meta() == nullptr && storage_of(value.get()) != nullptr &&
+           !inputs.is_list_input(THPVariable_Unpack(value.get()));
   });
 }
 
@@ -140,22 +141,22 @@ void tie_fresh(THPFunction* ctx, const std::vector<PyRef>& outputs) {
   }
 }
 
-// The Tensors that setup_context named in ctx.<attribute>.
-bool named_tensors(PyObject*& attribute, const char* internal_error, const char* wrong_type,
-                   Impls* impls) {
+// The Tensors that setup_context named in ctx.<attribute>. PyTorch's texts end before the type.
+template <typename Visit>
+bool visit_named(PyObject*& attribute, const char* no_tuple, const char* no_tensor, Visit visit) {
   auto named = PyRef::steal(std::exchange(attribute, nullptr));
   if (!named) return true;
   if (!PyTuple_Check(named.get())) {
-    PyErr_Format(PyExc_RuntimeError, internal_error, Py_TYPE(named.get())->tp_name);
+    PyErr_SetString(PyExc_RuntimeError, no_tuple);
     return false;
   }
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(named.get()); ++i) {
     PyObject* value = PyTuple_GET_ITEM(named.get(), i);
     if (!is_tensor(value)) {
-      PyErr_Format(PyExc_RuntimeError, wrong_type, Py_TYPE(value)->tp_name, i);
+      PyErr_SetString(PyExc_RuntimeError, no_tensor);
       return false;
     }
-    impls->insert(impl_of(value));
+    visit(impl_of(value));
   }
   return true;
 }
@@ -171,18 +172,21 @@ at::Tensor view_as_self(const at::Tensor& tensor) {
 // PyTorch's own function for every other case; it may put other Tensors in the outputs' places.
 bool tie_by_pytorch(THPFunction* ctx, const RecordedInputs& inputs, std::vector<PyRef>& outputs) {
   Impls non_differentiable, dirty;
-  if (!named_tensors(ctx->non_differentiable,
-                     "autograd internal error: non_differentiable attribute is expected to be a "
-                     "tuple but is %s",
-                     "mark_non_differentiable only accepts variable arguments, but got %s",
-                     &non_differentiable) ||
-      !named_tensors(ctx->dirty_tensors,
-                     "autograd internal error: dirty_tensors attribute is expected to be a tuple "
-                     "but is %s",
-                     "mark_dirty can only accept variables, but got %s at position %zd", &dirty)) {
+  if (!visit_named(ctx->non_differentiable,
+                   "autograd internal error: non_differentiable attribute is expected to be a "
+                   "tuple but is ",
+                   "mark_non_differentiable only accepts variable arguments, but got ",
+                   [&](at::TensorImpl* impl) { non_differentiable.insert(impl); }) ||
+      !visit_named(ctx->dirty_tensors,
+                   "autograd internal error: dirty_tensors attribute is expected to be a tuple "
+                   "but is ",
+                   "mark_dirty can only accept variables, but argument ",
+                   [&](at::TensorImpl* impl) {
+                     dirty.insert(impl);
+                     impl->bump_version();  // while the tuple keeps the Tensor alive
+                   })) {
     return false;
   }
-  for (at::TensorImpl* impl : dirty) impl->bump_version();
   std::vector<std::optional<at::Tensor>> raw;
   for (const PyRef& value : outputs) {
     raw.push_back(is_tensor(value.get()) ? std::optional(THPVariable_Unpack(value.get()))
@@ -224,11 +228,11 @@ bool lists_are_whole(const Plan& plan, const ListCounts& counts) {
 PyObject* record_outputs(const Plan& plan, const RecordedInputs& inputs, THPFunction* ctx,
                          PyRef output) {
   const bool executable = inputs.any_requires_grad();
-  auto to_save = PyRef::steal(std::exchange(ctx->to_save, nullptr));
-  if (to_save && executable && !can_be_saved(to_save.get())) return nullptr;
   FlatOutputs flat(plan, output.get());
   if (plan.has_lists && !keep_structure(ctx, inputs.counts(), flat.counts())) return nullptr;
-  const bool fresh = executable && all_fresh(ctx, flat.values());
+  auto to_save = PyRef::steal(std::exchange(ctx->to_save, nullptr));
+  if (to_save && executable && !can_be_saved(to_save.get())) return nullptr;
+  const bool fresh = executable && all_fresh(ctx, inputs, flat.values());
   if (HOTOP_LIKELY(fresh)) {
     tie_fresh(ctx, flat.values());
   } else if (!tie_by_pytorch(ctx, inputs, flat.values())) {

@@ -37,18 +37,25 @@ class GradModesOff {
   bool fw_grad_mode_;
 };
 
-PyRef value_of(const Plan& plan, const Call& call, int position) {
+// Values that equal a default were dropped, and are filled in from the schema.
+PyRef value_of(const Plan& plan, const Call& call, int positional, int position) {
+  const Argument& argument = plan.arguments[position];
   PyObject* value = position < call.count ? call.values[position] : nullptr;
-  if (value == nullptr) value = plan.arguments[position].default_value.get();
+  const bool dropped = position < plan.positional_count
+                           ? position >= positional
+                           : value == nullptr || (argument.default_value &&
+                                                  equals_default(argument.kind, value,
+                                                                 argument.default_value.get()));
+  if (dropped) value = argument.default_value.get();
   return PyList_CheckExact(value) ? PyRef::steal(PyList_GetSlice(value, 0, PyList_GET_SIZE(value)))
                                   : PyRef::borrow(value);
 }
 
-PyRef keyword_only_inputs(const Plan& plan, const Call& call) {
+PyRef keyword_only_inputs(const Plan& plan, const Call& call, int positional) {
   auto inputs = PyRef::steal(PyDict_New());
   const int total = static_cast<int>(plan.arguments.size());
   for (int i = plan.positional_count; inputs && i < total; ++i) {
-    auto value = value_of(plan, call, i);
+    auto value = value_of(plan, call, positional, i);
     if (!value || PyDict_SetItem(inputs.get(), plan.arguments[i].name.get(), value.get()) < 0) {
       return PyRef();
     }
@@ -60,17 +67,19 @@ PyRef keyword_only_inputs(const Plan& plan, const Call& call) {
 // filled in; made before the kernel runs, which may change the lists that it is given.
 class SetupArguments {
  public:
-  bool collect(const Plan& plan, const Call& call) {
+  bool collect(const Plan& plan, const Call& call, int positional) {
     inputs_ = PyRef::steal(PyTuple_New(plan.positional_count));
     for (int i = 0; inputs_ && i < plan.positional_count; ++i) {
-      auto value = value_of(plan, call, i);
+      auto value = value_of(plan, call, positional, i);
       if (!value) return false;
       PyTuple_SET_ITEM(inputs_.get(), i, value.release());
     }
     if (plan.positional_count == static_cast<int>(plan.arguments.size())) return !!inputs_;
-    keywords_ = keyword_only_inputs(plan, call);
+    keywords_ = keyword_only_inputs(plan, call, positional);
     return inputs_ && keywords_;
   }
+
+  explicit operator bool() const { return static_cast<bool>(inputs_); }
 
   bool call(PyObject* setup_context, PyObject* ctx, PyObject* output) const {
     static PyObject* const names = Py_BuildValue("(sss)", "ctx", "inputs", "output");
@@ -149,8 +158,7 @@ PyObject* record(const Plan& plan, const Call& call, const Outgoing& outgoing,
   const RecordedInputs inputs(plan, outgoing.values, outgoing.positional, ctx);
   if (!inputs.tell(plan, ctx)) return nullptr;
   SetupArguments arguments;
-  auto setup_context = PyRef::borrow(plan.setup_context.get());
-  if (setup_context && !arguments.collect(plan, call)) return nullptr;
+  if (plan.setup_context && !arguments.collect(plan, call, outgoing.positional)) return nullptr;
   PyRef output;
   {
     const GradModesOff grad_modes(*call.thread);
@@ -158,8 +166,10 @@ PyObject* record(const Plan& plan, const Call& call, const Outgoing& outgoing,
     const BelowAutograd below(*call.thread, true);
     output = PyRef::steal(run());
     if (!output) return nullptr;
-    if (setup_context && !arguments.call(setup_context.get(), ctx_object.get(), output.get())) {
-      return nullptr;
+    // The kernel may have registered another formula.
+    if (auto setup_context = PyRef::borrow(plan.setup_context.get())) {
+      if (!arguments && !arguments.collect(plan, call, outgoing.positional)) return nullptr;
+      if (!arguments.call(setup_context.get(), ctx_object.get(), output.get())) return nullptr;
     }
   }
   return record_outputs(plan, inputs, ctx, std::move(output));

@@ -51,8 +51,11 @@ class _CountedFormula:
 
 def _counted(backward: Callable[..., Any]) -> Callable[..., Any]:
     def counted(ctx: Any, *grads: Any) -> Any:
-        expected = len(ctx.needs_input_grad)
+        needs = ctx.needs_input_grad
         result = backward(ctx, *grads)
+        if not isinstance(needs, tuple):
+            return result  # set by the user: it says nothing about the inputs
+        expected = len(needs)
         returned = len(result) if isinstance(result, tuple) else 1
         if returned == expected:
             return result

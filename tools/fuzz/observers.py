@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -36,6 +37,9 @@ def _parent(event: Any) -> str | None:
 def _events(profiler: Any) -> list[Any]:
     events = profiler.function_events
     kept = [e for e in (profiler.events() if events is None else events) if _is_operator(e)]
+    # With stacks on CPython 3.12 and newer, PyTorch's Python tracer can lose a frame of PyTorch's
+    # wrappers, and with it the tree above the operators that the wrapped kernel calls.
+    frames_lost = sys.version_info >= (3, 12) and getattr(profiler, "with_stack", False)
     # The numbers of the process mean nothing, their order does.
     numbers = sorted({e.sequence_nr for e in kept if e.sequence_nr >= 0})
     return [
@@ -46,7 +50,7 @@ def _events(profiler: Any) -> list[Any]:
             event.sequence_nr if event.sequence_nr < 0 else numbers.index(event.sequence_nr),
             event.scope,
             event.is_async,
-            _parent(event),
+            None if frames_lost else _parent(event),
         )
         for event in kept
     ]
