@@ -165,8 +165,8 @@ def test_finalizer_that_registers_a_kernel_before_the_forward() -> None:
 
     def program(make: Make) -> Any:
         versions = set()
-        for i in range(200):
-            if i % 40 == 0:
+        for i in range(60):
+            if i % 10 == 0:
                 op = make(kernel, "(Tensor x, Tensor(a!) y) -> Tensor", mutates=("y",))
                 op(leaf(), torch.ones(2))
                 devices = iter(["cuda", "xpu", "mps", "hpu", "mtia", "xla", "ipu"])
