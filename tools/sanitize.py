@@ -26,6 +26,7 @@ TESTS = {
         "tests/test_custom_op_db.py",
         "tests/test_hostile_kernels.py",
         "tests/test_recorded.py",
+        "tests/test_recorded_attack.py",
         "tests/test_twin_autograd.py",
         "tests/test_twin_calls.py",
         "tests/test_twin_returns.py",
