@@ -21,7 +21,7 @@ def test_python_blocks(page: Path, tmp_path: Path) -> None:
     if not program:
         pytest.skip("the page has no Python")
     done = subprocess.run(
-        [sys.executable, "-W", "error::RuntimeWarning", "-c", program],
+        [sys.executable, "-W", "error:hotop's C++ core:RuntimeWarning", "-c", program],
         capture_output=True,
         text=True,
         cwd=tmp_path,

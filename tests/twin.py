@@ -124,6 +124,7 @@ def observe(
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             with profiler, context() as entered:
+                inside = torch._C._dispatch_tls_local_exclude_set()
                 try:
                     result = call(*args, **kwargs)
                     seen["error"] = None
@@ -143,7 +144,8 @@ def observe(
                         if attempt(lambda t=t: t.requires_grad and t.is_leaf) is True
                     ]
                 logged = list(getattr(entered, "log", ()))
-                if direct is not None:
+                # A call that failed inside PyTorch may have left other keys excluded.
+                if direct is not None and inside == torch._C._dispatch_tls_local_exclude_set():
                     direct[:] = [attempt(lambda: explain(call, *again[0], **again[1])), log.direct]
     finally:
         pop_log()

@@ -219,17 +219,6 @@ bool prepare(Plan& plan, Call* call, PyObject* const* args, Py_ssize_t nargs, Py
     route = find_route(plan, keys, &verdict->key);
     if (route == nullptr) return refuse(verdict, Reason::DispatchKey);
   }
-  if (HOTOP_UNLIKELY(route->casts)) {
-    // The second call, of Tensors of another dtype, must end in a kernel too.
-    const c10::DispatchKeySet rest = keys.remove(route->kernel->cast_key);
-    const Route* second = known_route(plan, rest.raw_repr());
-    if ((second == nullptr || !still_stands(*second)) &&
-        find_route(plan, rest, &verdict->key) == nullptr) {
-      return refuse(verdict, Reason::DispatchKey);
-    }
-    route = known_route(plan, keys.raw_repr());
-    if (route == nullptr) return refuse(verdict, Reason::DispatchKey);
-  }
   call->below_autograd = route->below_autograd;
   call->bumps_versions = route->bumps_versions;
   call->casts = route->casts;
@@ -238,6 +227,15 @@ bool prepare(Plan& plan, Call* call, PyObject* const* args, Py_ssize_t nargs, Py
   if (HOTOP_UNLIKELY(route->selects_backend)) {
     call->kernel = selected_kernel(plan, *call);
     if (call->kernel == nullptr) return refuse(verdict, Reason::BackendSelect);
+  }
+  if (HOTOP_UNLIKELY(call->casts)) {
+    // The second call, of Tensors of another dtype, must end in a kernel too.
+    const c10::DispatchKeySet rest = keys.remove(call->kernel->cast_key);
+    route = known_route(plan, rest.raw_repr());
+    if ((route == nullptr || !still_stands(*route)) &&
+        find_route(plan, rest, &verdict->key) == nullptr) {
+      return refuse(verdict, Reason::DispatchKey);
+    }
   }
   if (facts.any_autograd_meta && (call->below_autograd || call->casts)) {
     const GradFacts grad = grad_facts(plan, *call);

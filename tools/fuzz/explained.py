@@ -33,8 +33,12 @@ def keyword_self(found: Found) -> bool:
 
 
 def kernel_of_a_device_list(found: Found) -> bool:
-    """PyTorch gives every device of a list the kernel that one of them got last (its closure)."""
-    return found.device_list and (found.later_kernel or found.situation.disabled)
+    """PyTorch gives every device of a list the kernel that one of them got last (its closure).
+
+    Where that one has none of its own, it raises a KeyError with the device's name.
+    """
+    no_kernel = re.fullmatch(r"'\w+'", found.errors[0]) is not None
+    return found.device_list and (found.later_kernel or found.situation.disabled or no_kernel)
 
 
 def functionalized_out(found: Found) -> bool:
