@@ -46,7 +46,7 @@ threading.Thread(target=work).start()
         )
         assert out == "done\n"
 
-    @pytest.mark.parametrize("call", range(5))
+    @pytest.mark.parametrize("call", range(7))
     def test_daemon_thread_inside_a_kernel(self, call: int) -> None:
         """CPython ends the thread where it asks for the GIL, by unwinding hotop's frames."""
         out = ends_well(

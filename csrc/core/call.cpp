@@ -189,11 +189,11 @@ bool is_common_result(const Plan& plan, const Call& call, PyObject* result) {
   return false;
 }
 
-// A kernel that is not a Python function has no frame for CPython to count, and may lead back here.
-HOTOP_COLD PyObject* call_counted(PyObject* function, PyObject* const* args, size_t nargsf,
-                                  PyObject* keywords) {
-  const CountedCall counted(thread_state(), " while calling a kernel");
-  return counted.entered() ? PyObject_Vectorcall(function, args, nargsf, keywords) : nullptr;
+// A kernel that is not a Python function may lead back here.
+HOTOP_COLD PyObject* call_other(PyObject* function, PyObject* const* args, size_t nargsf,
+                                PyObject* keywords) {
+  return call_counted(thread_state(), " while calling a kernel",
+                      [&] { return PyObject_Vectorcall(function, args, nargsf, keywords); });
 }
 
 HOTOP_INLINE PyObject* call_kernel(PyObject* function, PyObject* const* args, size_t nargsf,
@@ -201,7 +201,7 @@ HOTOP_INLINE PyObject* call_kernel(PyObject* function, PyObject* const* args, si
   if (HOTOP_LIKELY(PyFunction_Check(function))) {
     return PyObject_Vectorcall(function, args, nargsf, keywords);
   }
-  return call_counted(function, args, nargsf, keywords);
+  return call_other(function, args, nargsf, keywords);
 }
 
 HOTOP_INLINE PyObject* run_kernel(Plan& plan, const Call& call, const Outgoing& outgoing) {
@@ -218,11 +218,11 @@ HOTOP_INLINE PyObject* run_kernel(Plan& plan, const Call& call, const Outgoing& 
 }
 
 HOTOP_COLD PyObject* run_autocast(Slot* slot, const Call& call, const Outgoing& outgoing) {
-  const CountedCall counted(*call.thread, " while calling an op under autocast");
-  if (!counted.entered()) return nullptr;
-  return cast_and_call(call, outgoing.positional, [slot](PyObject* const* args, size_t nargsf) {
+  const auto again = [slot](PyObject* const* args, size_t nargsf) {
     return slot->vectorcall(reinterpret_cast<PyObject*>(slot), args, nargsf, nullptr);
-  });
+  };
+  return call_counted(*call.thread, " while calling an op under autocast",
+                      [&] { return cast_and_call(call, outgoing.positional, again); });
 }
 
 HOTOP_INLINE PyObject* run_call(Slot* slot, Plan& plan, const Call& call,

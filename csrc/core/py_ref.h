@@ -10,7 +10,12 @@ namespace hotop {
 class PyRef {
  public:
   PyRef() = default;
-  ~PyRef() { Py_XDECREF(object_); }
+  ~PyRef() {
+    if (object_ == nullptr) return;
+    // At exit CPython unwinds daemon threads that have no GIL: then nothing may be freed.
+    if (Py_REFCNT(object_) == 1 && !PyGILState_Check()) return;
+    Py_DECREF(object_);
+  }
   PyRef(PyRef&& other) noexcept : object_(std::exchange(other.object_, nullptr)) {}
   PyRef& operator=(PyRef&& other) noexcept {
     PyObject* old = std::exchange(object_, std::exchange(other.object_, nullptr));

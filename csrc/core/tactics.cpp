@@ -335,8 +335,8 @@ PyObject* call_tunable(PyObject* object, PyObject* const* args, size_t nargsf,
   }
   auto function = PyRef::borrow(tactics.functions[tactic].get());
   // A tactic in C, such as another tunable, does not count its depth.
-  const CountedCall counted(thread_state(), " while calling a tactic");
-  return counted.entered() ? PyObject_Vectorcall(function.get(), args, nargsf, kwnames) : nullptr;
+  return call_counted(thread_state(), " while calling a tactic",
+                      [&] { return PyObject_Vectorcall(function.get(), args, nargsf, kwnames); });
 } catch (const std::exception&) {  // never `...`: CPython may be ending this daemon thread
   torch::translate_exception_to_python(std::current_exception());
   return nullptr;

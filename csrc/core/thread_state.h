@@ -27,30 +27,23 @@ HOTOP_INLINE ThreadState& thread_state() {
   return state;
 }
 
-// Counts a call that has no Python frame. Since 3.12 CPython counts such calls apart, up to 10,000,
-// which is more than the stack holds. Not entered: RecursionError is set.
-class CountedCall {
- public:
-  CountedCall(ThreadState& thread, const char* where) : thread_(thread) {
-    if (++thread_.depth < Py_GetRecursionLimit() && thread_.depth < kMost) {
-      entered_ = Py_EnterRecursiveCall(where) == 0;
-    } else {
-      PyErr_Format(PyExc_RecursionError, "maximum recursion depth exceeded%s", where);
-    }
+// Makes a call that has no Python frame for CPython to count. Since 3.12 CPython counts such calls
+// apart, up to 10,000, which is more than the stack holds. No destructor gives the count back: at
+// exit CPython unwinds daemon threads that have no thread state any more.
+template <typename Action>
+PyObject* call_counted(ThreadState& thread, const char* where, Action action) {
+  constexpr int kMost = 1000;
+  if (thread.depth >= kMost || thread.depth >= Py_GetRecursionLimit()) {
+    PyErr_Format(PyExc_RecursionError, "maximum recursion depth exceeded%s", where);
+    return nullptr;
   }
-  ~CountedCall() {
-    if (entered_) Py_LeaveRecursiveCall();
-    --thread_.depth;
-  }
-  CountedCall(const CountedCall&) = delete;
-  CountedCall& operator=(const CountedCall&) = delete;
-  bool entered() const { return entered_; }
-
- private:
-  static constexpr int kMost = 1000;
-  ThreadState& thread_;
-  bool entered_ = false;
-};
+  if (Py_EnterRecursiveCall(where)) return nullptr;
+  ++thread.depth;
+  PyObject* result = action();
+  --thread.depth;
+  Py_LeaveRecursiveCall();
+  return result;
+}
 
 // Autograd is excluded while the kernel runs. Like PyTorch's layers, this puts the whole excluded
 // set back, also what the kernel changed in it.
