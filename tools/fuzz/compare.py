@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from tools.fuzz.calls import Call
 from tools.fuzz.grammar import Definition
+from tools.fuzz.observers import GARBLED
 from tools.fuzz.situations import TRANSFORMS, Situation
 from tools.fuzz.stage import STAGE, Behaviour
 from torch import Tensor
@@ -91,7 +92,8 @@ def compare(
         torch.set_grad_enabled(grad_mode)
     left, right = sides
     lines = differences(left, right)
-    lines += differences(situation.logs[0], situation.logs[1], "observed")
+    if not any(GARBLED in log for log in situation.logs):
+        lines += differences(situation.logs[0], situation.logs[1], "observed")
     direct = None
     if road and road != [None] and not isinstance(road[0], str) and not right["state left"]:
         direct = road[0].direct

@@ -80,7 +80,10 @@ def describe_tensor(tensor: Tensor, names: twin_observe.Names) -> dict[str, Any]
         return _describe_any_tensor(tensor, names)
     inference = tensor.is_inference()
     base = tensor._base
-    grad_fn = tensor.grad_fn
+    try:
+        grad_fn = tensor.grad_fn
+    except RuntimeError:  # a view of several whose base was changed since
+        return _describe_any_tensor(tensor, names)
     with c.DisableTorchFunction():
         storage = tensor.untyped_storage()._cdata
     return {

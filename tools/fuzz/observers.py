@@ -17,6 +17,8 @@ from twin_observe import normalise
 
 _PYTHON_FRAME = re.compile(r"\(\d+\): |^<built-in|^nn\.Module|^torch/|^<")
 _EVENTS_WITHOUT_MEANING = ("[", "profiler", "Profiler", "PyTorch Profiler")
+# With stacks, PyTorch's Python tracer can give names that are no text (seen on PyTorch's side).
+GARBLED = "names that are no text"
 # PyTorch's own observers ask these for strides and can crash in it.
 UNOBSERVABLE = ("sparse", "mkldnn", "nested")
 
@@ -97,7 +99,10 @@ def _profiled(profiler: Any, log: list[Any]) -> Iterator[None]:
         with profiler:
             yield
     finally:
-        log.extend(_events(profiler))
+        try:
+            log.extend(_events(profiler))
+        except UnicodeDecodeError:
+            log.append(GARBLED)
 
 
 OBSERVERS: dict[str, Callable[[list[Any]], Any]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -150,10 +151,20 @@ def _functional(call: Callable) -> Callable:
     return run
 
 
+_MOST_RECOMPUTATIONS = 20
+
+
 def _checkpoint(reentrant: bool) -> Callable:
     def make(call: Callable) -> Callable:
         def run(*args: Any, **kwargs: Any) -> Any:
-            keep = lambda *a: call(*a, **kwargs)  # noqa: E731
+            calls = itertools.count()
+
+            def keep(*a: Any) -> Any:
+                # With an input among the outputs, PyTorch's reentrant backward never ends.
+                if next(calls) > _MOST_RECOMPUTATIONS:
+                    raise RecursionError("the checkpoint is computed again and again")
+                return call(*a, **kwargs)
+
             return torch.utils.checkpoint.checkpoint(keep, *args, use_reentrant=reentrant)
 
         return run
