@@ -56,7 +56,7 @@ def check_count(name: str, inputs: int, positional: int, result: Any) -> Any:
             "not passed to the operator. Defaulted inputs that were not passed through autograd "
             "must return None."
         )
-    return result[:inputs]
+    return result[:inputs] if isinstance(result, tuple) else result
 
 
 def _is_leaf(tree: Any) -> bool:
