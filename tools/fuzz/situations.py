@@ -314,7 +314,7 @@ class Situation:
             self.observer = ""
         if self.transform == "make_fx":  # its caches leave the second side less to record
             self.observer = ""
-            self.contexts = [name for name in self.contexts if name != "functions"]
+            self.contexts = [n for n in self.contexts if n not in ("functions", "stacked")]
         self.logs: list[list[Any]] = []
 
     def enter(self, op: Any) -> Any:
