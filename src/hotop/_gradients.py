@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch._library.autograd import not_list_of_optional_tensor
 from torch.utils import _pytree
 
 from hotop._versions import COUNTS_GRADIENTS
@@ -59,21 +60,11 @@ def check_count(name: str, inputs: int, positional: int, result: Any) -> Any:
     return result[:inputs] if isinstance(result, tuple) else result
 
 
-def _is_leaf(tree: Any) -> bool:
-    if isinstance(tree, tuple):
-        return False
-    if isinstance(tree, list):
-        from torch import Tensor
-
-        return any(value is not None and not isinstance(value, Tensor) for value in tree)
-    return True
-
-
 def flatten(name: str, structure: Structure, positional: int, result: Any) -> tuple[Any, ...]:
     """Return the gradients of a formula with list inputs one by one, or raise PyTorch's error."""
     result = check_count(name, len(structure[0]), positional, result)
     grads = result if isinstance(result, tuple) else (result,)
-    flat, spec = _pytree.tree_flatten((*grads, None), _is_leaf)
+    flat, spec = _pytree.tree_flatten((*grads, None), not_list_of_optional_tensor)
     if spec != structure.input_spec:
         raise RuntimeError(
             "Expected the return from backward to be of the same structure as the inputs. "
