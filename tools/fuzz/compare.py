@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import traceback
 from collections.abc import Callable
@@ -113,6 +114,8 @@ def in_thread(function: Callable[[], Any]) -> Any:
             outcome.append(function())
         except BaseException:
             outcome.append(traceback.format_exc())
+        # What dies later, in another thread, can damage the heap: see situations.clear_frames.
+        gc.collect(1)
 
     thread = threading.Thread(target=work)
     thread.start()

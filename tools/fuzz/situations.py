@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from random import Random
@@ -103,6 +104,19 @@ def _summed(call: Callable) -> Callable:
     return run
 
 
+def clear_frames(error: BaseException | None) -> None:
+    """Let go of what the frames of an error hold, in the thread that ran them.
+
+    When a Tensor's repr raises, PyTorch's frame keeps a guard that later writes to the thread-local
+    memory of its own thread, which may be gone by then: the heap is damaged.
+    """
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
+
+
 def _in_thread(call: Callable) -> Callable:
     def run(*args: Any, **kwargs: Any) -> Any:
         outcome: list[Any] = []
@@ -111,6 +125,7 @@ def _in_thread(call: Callable) -> Callable:
             try:
                 outcome.append((call(*args, **kwargs), None))
             except BaseException as error:
+                clear_frames(error)
                 outcome.append((None, error))
 
         thread = threading.Thread(target=work)
