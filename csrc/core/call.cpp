@@ -152,6 +152,21 @@ bool is_common_return(Kind kind, PyObject* value, TakenStorages* storages) {
   }
 }
 
+// The same for a kernel that may alias what it likes.
+bool is_common_unchecked(const Plan& plan, PyObject* result) {
+  const auto fits = [](Kind kind, PyObject* value) {
+    return kind == Kind::Tensor ? is_exact_tensor(value)
+                                : (kind <= Kind::Bool && fits_as_is(kind, value));
+  };
+  if (plan.return_shape == ReturnShape::One) return fits(plan.return_kinds[0], result);
+  const auto size = static_cast<Py_ssize_t>(plan.return_kinds.size());
+  if (!PyTuple_CheckExact(result) || PyTuple_GET_SIZE(result) != size) return false;
+  for (Py_ssize_t i = 0; i < size; ++i) {
+    if (!fits(plan.return_kinds[i], PyTuple_GET_ITEM(result, i))) return false;
+  }
+  return true;
+}
+
 bool is_common_result(const Plan& plan, const Call& call, PyObject* result) {
   if (plan.return_shape == ReturnShape::None) return result == Py_None;
   switch (plan.obligation) {
@@ -183,6 +198,8 @@ bool is_common_result(const Plan& plan, const Call& call, PyObject* result) {
       }
       return true;
     }
+    case Obligation::Nothing:
+      return is_common_unchecked(plan, result);
     case Obligation::View:
       return false;
   }

@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "boxed.h"
 #include "gate.h"
 #include "slot.h"
 
@@ -55,7 +56,7 @@ std::string words(const Plan& plan, const Verdict& verdict, PyObject* blamed) {
   return "";
 }
 
-// explain(slot, args, kwargs) -> None when the call is direct, else the reason.
+// explain(slot, args, kwargs) -> None when the call is direct, else (road, reason).
 PyObject* explain(PyObject*, PyObject* arguments) {
   PyObject* object = nullptr;
   PyObject* args = nullptr;
@@ -67,8 +68,9 @@ PyObject* explain(PyObject*, PyObject* arguments) {
   }
   auto* slot = reinterpret_cast<Slot*>(object);
   if (slot->plan == nullptr) {
-    return PyUnicode_FromString(
-        "PyTorch chooses among several overloads, or the schema has a type that only it handles");
+    return Py_BuildValue("ss", "pytorch",
+                         "PyTorch chooses among several overloads, or the schema has a type that "
+                         "only it handles");
   }
   Plan& plan = *reinterpret_cast<PlanObject*>(slot->plan)->plan;
   const Py_ssize_t nargs = PyTuple_GET_SIZE(args);
@@ -91,10 +93,11 @@ PyObject* explain(PyObject*, PyObject* arguments) {
   Verdict verdict;
   if (prepare(plan, &call, values.data(), nargs, names.get(), &verdict)) Py_RETURN_NONE;
   if (PyErr_Occurred()) return nullptr;
+  const bool boxed = can_call_boxed(plan, values.data(), nargs, names.get());
   PyObject* blamed = verdict.position >= 0 && verdict.reason == Reason::Value
                          ? call.values[verdict.position]
                          : nullptr;
-  return PyUnicode_FromString(words(plan, verdict, blamed).c_str());
+  return Py_BuildValue("ss", boxed ? "boxed" : "pytorch", words(plan, verdict, blamed).c_str());
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <torch/csrc/PyInterpreter.h>
 
 #include "node.h"
+#include "python_kernel.h"
 #include "python_compat.h"
 #include "thread_state.h"
 #include "torch_compat.h"
@@ -22,42 +23,6 @@ HOTOP_COLD bool refuse(Verdict* verdict, Reason reason, int position = -1) {
   verdict->reason = reason;
   verdict->position = position;
   return false;
-}
-
-// Puts keywords into their schema positions. Interned names match by pointer.
-bool bind_keywords(const Plan& plan, Call* call, PyObject* const* args, Py_ssize_t nargs,
-                   PyObject* kwnames, Verdict* verdict) {
-  const int total = static_cast<int>(plan.arguments.size());
-  PyObject** values = call->buffer + 1;
-  int end = static_cast<int>(nargs);
-  for (int i = 0; i < end; ++i) values[i] = args[i];
-  for (int i = end; i < total; ++i) values[i] = nullptr;
-  const Py_ssize_t keyword_count = PyTuple_GET_SIZE(kwnames);
-  int guess = end;  // keywords mostly come in the order of the schema
-  for (Py_ssize_t k = 0; k < keyword_count; ++k) {
-    PyObject* name = PyTuple_GET_ITEM(kwnames, k);
-    int position = -1;
-    for (int step = 0, i = guess < total ? guess : 0; step < total; ++step) {
-      if (plan.arguments[i].name.get() == name) {
-        position = i;
-        break;
-      }
-      if (++i == total) i = 0;
-    }
-    for (int i = 0; position < 0 && i < total; ++i) {
-      if (PyUnicode_Compare(plan.arguments[i].name.get(), name) == 0) position = i;
-    }
-    if (HOTOP_UNLIKELY(position < 0)) return refuse(verdict, Reason::UnknownKeyword);
-    if (HOTOP_UNLIKELY(values[position] != nullptr)) {
-      return refuse(verdict, Reason::RepeatedArgument, position);
-    }
-    values[position] = args[nargs + k];
-    guess = position + 1;
-    if (guess > end) end = guess;
-  }
-  call->values = values;
-  call->count = end;
-  return true;
 }
 
 // Gaps that keywords left: a default in the middle is passed, as PyTorch does.
@@ -137,7 +102,20 @@ HOTOP_INLINE bool still_stands(const Route& route) {
   for (int i = 0; i < route.station_count; ++i) {
     if (kernel_functor(*route.stations[i].entry).get() != route.stations[i].expected) return false;
   }
-  return true;
+  return HOTOP_LIKELY(!route.passes_fallback) || is_autograd_fallback(*route.stations[0].entry);
+}
+
+// That kernel has work when an input requires grad, wherever it stands.
+HOTOP_COLD int needs_fallback(const Plan& plan, const Call& call) {
+  if (!call.thread->autograd->get_grad_mode()) return -1;
+  int found = -1;
+  any_tensor(plan, call, plan.tensor_positions, [&](PyObject* tensor, int position) {
+    const auto* meta = impl_of(tensor)->autograd_meta();
+    if (meta == nullptr || !meta->requires_grad()) return false;
+    found = position;
+    return true;
+  });
+  return found;
 }
 
 HOTOP_INLINE const Route* known_route(Plan& plan, uint64_t keys) {
@@ -180,6 +158,43 @@ bool thread_has_frame_callback() {
 
 }  // namespace
 
+int bind_keywords(const Plan& plan, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames,
+                  PyObject** values, Verdict* verdict) {
+  const int total = static_cast<int>(plan.arguments.size());
+  int end = static_cast<int>(nargs);
+  // Interned names match by pointer.
+  for (int i = 0; i < end; ++i) values[i] = args[i];
+  for (int i = end; i < total; ++i) values[i] = nullptr;
+  const Py_ssize_t keyword_count = PyTuple_GET_SIZE(kwnames);
+  int guess = end;  // keywords mostly come in the order of the schema
+  for (Py_ssize_t k = 0; k < keyword_count; ++k) {
+    PyObject* name = PyTuple_GET_ITEM(kwnames, k);
+    int position = -1;
+    for (int step = 0, i = guess < total ? guess : 0; step < total; ++step) {
+      if (plan.arguments[i].name.get() == name) {
+        position = i;
+        break;
+      }
+      if (++i == total) i = 0;
+    }
+    for (int i = 0; position < 0 && i < total; ++i) {
+      if (PyUnicode_Compare(plan.arguments[i].name.get(), name) == 0) position = i;
+    }
+    if (HOTOP_UNLIKELY(position < 0)) {
+      refuse(verdict, Reason::UnknownKeyword);
+      return -1;
+    }
+    if (HOTOP_UNLIKELY(values[position] != nullptr)) {
+      refuse(verdict, Reason::RepeatedArgument, position);
+      return -1;
+    }
+    values[position] = args[nargs + k];
+    guess = position + 1;
+    if (guess > end) end = guess;
+  }
+  return end;
+}
+
 bool prepare(Plan& plan, Call* call, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames,
              Verdict* verdict) {
   call->plan = &plan;
@@ -192,10 +207,11 @@ bool prepare(Plan& plan, Call* call, PyObject* const* args, Py_ssize_t nargs, Py
     call->count = static_cast<int>(nargs);
   } else {
     if (nargs > plan.positional_count) return refuse(verdict, Reason::ArgumentCount);
-    if (!bind_keywords(plan, call, args, nargs, kwnames, verdict) ||
-        !fill_gaps(plan, call, verdict)) {
-      return false;
-    }
+    const int count = bind_keywords(plan, args, nargs, kwnames, call->buffer + 1, verdict);
+    if (count < 0) return false;
+    call->values = call->buffer + 1;
+    call->count = count;
+    if (!fill_gaps(plan, call, verdict)) return false;
   }
 
   TensorFacts facts;
@@ -236,6 +252,10 @@ bool prepare(Plan& plan, Call* call, PyObject* const* args, Py_ssize_t nargs, Py
         find_route(plan, rest, &verdict->key) == nullptr) {
       return refuse(verdict, Reason::DispatchKey);
     }
+  }
+  if (HOTOP_UNLIKELY(route->passes_fallback && facts.any_autograd_meta)) {
+    const int position = needs_fallback(plan, *call);
+    if (position >= 0) return refuse(verdict, Reason::RequiresGrad, position);
   }
   if (facts.any_autograd_meta && (call->below_autograd || call->casts)) {
     const GradFacts grad = grad_facts(plan, *call);

@@ -6,9 +6,11 @@
 #include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
+#include <torch/csrc/utils/python_arg_parser.h>
 #include <torch/csrc/utils/tensor_memoryformats.h>
 
 #include "python_compat.h"
+#include "python_kernel.h"
 #include "torch_compat.h"
 
 namespace hotop {
@@ -105,6 +107,8 @@ void flatten_arguments(Plan& plan, const c10::FunctionSchema& schema) {
       type = type->containedType(0);
     }
     argument.kind = kind_of(*type);
+    argument.symints = argument.kind == Kind::IntList &&
+                       type->containedType(0)->kind() == TypeKind::SymIntType;
     // PyTorch does not dispatch on an optional list of Tensors; leave that to it.
     if (argument.optional && holds_tensors(argument.kind) && argument.kind != Kind::Tensor) {
       argument.kind = Kind::Other;
@@ -153,6 +157,25 @@ Kernel* known_kernel(Plan& plan, const c10::OperatorKernel* functor) {
   return nullptr;
 }
 
+// For an operator of a Library: what its table holds is taken as it is found.
+Kernel* adopt_kernel(Plan& plan, const c10::KernelFunction& entry, c10::DispatchKey key) {
+  if (plan.obligation != Obligation::Nothing) return nullptr;
+  const auto& functor = kernel_functor(entry);
+  if (PyObject* function = python_function_of(functor.get())) {
+    plan.kernels.push_back({Role::Backend, c10::weak_intrusive_ptr<c10::OperatorKernel>(functor),
+                            functor.get(), PyRef::borrow(function), PyRef::borrow(Py_None)});
+    return &plan.kernels.back();
+  }
+  const auto layer = c10::toFunctionalityKey(key);
+  if (!c10::autograd_dispatch_keyset.has(layer) || !is_autograd_fallback(entry)) return nullptr;
+  for (Kernel& kernel : plan.kernels) {
+    if (kernel.role == Role::Fallback) return &kernel;
+  }
+  plan.kernels.push_back({Role::Fallback, c10::weak_intrusive_ptr<c10::OperatorKernel>(functor),
+                          functor.get(), PyRef(), PyRef()});
+  return &plan.kernels.back();
+}
+
 }  // namespace
 
 void flatten_schema(Plan& plan) {
@@ -162,6 +185,11 @@ void flatten_schema(Plan& plan) {
   flatten_arguments(plan, schema);
   flatten_returns(plan, schema);
   plan.schema = std::make_shared<const c10::FunctionSchema>(schema);
+  // PyTorch's own rule (torch/csrc/jit/python/init.cpp).
+  const auto symbol = c10::Symbol::fromQualString(schema.name());
+  plan.numbers_as_tensors =
+      symbol.is_prims() ||
+      (symbol.is_aten() && torch::should_allow_numbers_as_tensors(symbol.toUnqualString()));
 }
 
 void forget_routes(Plan& plan) {
@@ -179,6 +207,7 @@ const Route* find_route(Plan& plan, c10::DispatchKeySet keys, c10::DispatchKey* 
     if (index < 0) return nullptr;
     const c10::KernelFunction& entry = table[index];
     Kernel* kernel = known_kernel(plan, kernel_functor(entry).get());
+    if (kernel == nullptr) kernel = adopt_kernel(plan, entry, *stop);
     if (kernel == nullptr) return nullptr;
     route.stations[route.station_count++] = {&entry, kernel->address};
     switch (kernel->role) {
@@ -188,6 +217,11 @@ const Route* find_route(Plan& plan, c10::DispatchKeySet keys, c10::DispatchKey* 
         break;
       case Role::Autograd:
         route.below_autograd = true;
+        rest = rest & c10::after_autograd_keyset;
+        continue;
+      case Role::Fallback:
+        if (route.station_count > 1) return nullptr;
+        route.passes_fallback = true;
         rest = rest & c10::after_autograd_keyset;
         continue;
       case Role::VersionBump:

@@ -44,11 +44,12 @@ struct Argument {
   PyRef default_value;  // null when the argument is required
   Kind kind = Kind::Other;
   bool optional = false;  // None is a value of its type
+  bool symints = false;   // a list of SymInt
   PyRef spare_list;       // empty, with room: the list of an earlier call that nobody kept
 };
 
 // How a kernel that hotop knows takes part in PyTorch's walk through the dispatcher.
-enum class Role : uint8_t { Autocast, Autograd, VersionBump, BackendSelect, Backend };
+enum class Role : uint8_t { Autocast, Autograd, Fallback, VersionBump, BackendSelect, Backend };
 
 struct Kernel {
   Role role;
@@ -73,6 +74,7 @@ struct Route {
   Kernel* kernel = nullptr;
   uint8_t station_count = 0;
   bool below_autograd = false;
+  bool passes_fallback = false;  // PyTorch's autograd kernel for operators that have none
   bool bumps_versions = false;
   bool selects_backend = false;
   bool casts = false;  // `kernel` is an autocast rule, which calls the op again
@@ -80,7 +82,8 @@ struct Route {
 };
 
 enum class ReturnShape : uint8_t { None, One, Tuple };
-enum class Obligation : uint8_t { NoAlias, View, Inplace, Out };
+// What is asked of a result besides its type. Nothing: the kernels of a Library, which may be any.
+enum class Obligation : uint8_t { NoAlias, View, Inplace, Out, Nothing };
 
 struct Plan {
   explicit Plan(c10::OperatorHandle handle) : handle(std::move(handle)) {}
@@ -88,6 +91,8 @@ struct Plan {
   c10::OperatorHandle handle;
   const c10::impl::OperatorEntry* entry = nullptr;
   bool live = false;  // false: never direct (kind unknown, or the definition is gone)
+  bool registered = true;           // the dispatcher still has the operator
+  bool numbers_as_tensors = false;  // PyTorch takes a number where a Tensor is declared
 
   std::vector<Argument> arguments;
   std::vector<uint8_t> tensor_positions;  // every argument that can hold Tensors
@@ -108,6 +113,8 @@ struct Plan {
   Route routes[4];
   unsigned next_route = 0;
   uint64_t direct_calls = 0;
+  uint64_t boxed_calls = 0;
+  uint64_t pytorch_calls = 0;
 
   // The class of the node that a recorded call makes. Null: such a call is PyTorch's.
   PyRef node_type;

@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/python_function.h>
 
 #include "plan.h"
+#include "registered.h"
 #include "torch_compat.h"
 
 namespace hotop {
@@ -19,10 +20,14 @@ bool parse_obligation(const std::string& text, Obligation* obligation) {
     *obligation = Obligation::Inplace;
   else if (text == "out")
     *obligation = Obligation::Out;
+  else if (text == "nothing")
+    *obligation = Obligation::Nothing;
   else
     return false;
   return true;
 }
+
+Plan& plan_of(PyObject* self) { return *reinterpret_cast<PlanObject*>(self)->plan; }
 
 // Plan(name, overload_name, obligation, check_result)
 PyObject* plan_new(PyTypeObject* type, PyObject* args, PyObject*) {
@@ -43,11 +48,10 @@ PyObject* plan_new(PyTypeObject* type, PyObject* args, PyObject*) {
   TORCH_CHECK(parse_obligation(obligation, &plan->obligation), "unknown obligation ", obligation);
   plan->live = plan->unsupported.empty();
   reinterpret_cast<PlanObject*>(self.get())->plan = plan.release();
+  watch_registration(plan_of(self.get()));
   return self.release();
   END_HANDLE_TH_ERRORS
 }
-
-Plan& plan_of(PyObject* self) { return *reinterpret_cast<PlanObject*>(self)->plan; }
 
 int plan_traverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(self));
@@ -74,7 +78,9 @@ int plan_clear(PyObject* self) {
 
 void plan_dealloc(PyObject* self) {
   PyObject_GC_UnTrack(self);
-  delete reinterpret_cast<PlanObject*>(self)->plan;
+  Plan* plan = reinterpret_cast<PlanObject*>(self)->plan;
+  if (plan != nullptr) unwatch_registration(*plan);
+  delete plan;
   PyTypeObject* type = Py_TYPE(self);
   type->tp_free(self);
   Py_DECREF(type);
@@ -164,6 +170,7 @@ PyObject* plan_make_formula_by(PyObject* self, PyObject* make) {
 PyObject* plan_retire(PyObject* self, PyObject*) {
   Plan& plan = plan_of(self);
   plan.live = false;
+  plan.registered = false;
   plan.unsupported = "its definition was replaced or removed";
   forget_routes(plan);
   // A weak reference keeps the whole kernel object, and with it the Python function inside.
@@ -174,8 +181,10 @@ PyObject* plan_retire(PyObject* self, PyObject*) {
   Py_RETURN_NONE;
 }
 
-PyObject* plan_direct_calls(PyObject* self, void*) {
-  return PyLong_FromUnsignedLongLong(plan_of(self).direct_calls);
+PyObject* plan_calls(PyObject* self, void* road) {
+  const Plan& plan = plan_of(self);
+  const uint64_t Plan::* counts[] = {&Plan::direct_calls, &Plan::boxed_calls, &Plan::pytorch_calls};
+  return PyLong_FromUnsignedLongLong(plan.*counts[reinterpret_cast<intptr_t>(road)]);
 }
 
 PyMethodDef plan_methods[] = {
@@ -188,7 +197,9 @@ PyMethodDef plan_methods[] = {
 };
 
 PyGetSetDef plan_attributes[] = {
-    {"direct_calls", plan_direct_calls, nullptr, nullptr, nullptr},
+    {"direct_calls", plan_calls, nullptr, nullptr, reinterpret_cast<void*>(0)},
+    {"boxed_calls", plan_calls, nullptr, nullptr, reinterpret_cast<void*>(1)},
+    {"pytorch_calls", plan_calls, nullptr, nullptr, reinterpret_cast<void*>(2)},
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
 

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 
+#include "boxed.h"
 #include "call.h"
 #include "python_compat.h"
 
@@ -14,6 +15,8 @@ static_assert(sizeof(Slot) == sizeof(PyObject) + 3 * sizeof(void*), "three words
 namespace {
 
 PyTypeObject* SlotType = nullptr;
+PyObject* slot_name = nullptr;
+Py_hash_t slot_name_hash = 0;
 
 PyObject* call_slow(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
   return call_pytorch(reinterpret_cast<Slot*>(self), args, nargsf, kwnames);
@@ -62,12 +65,15 @@ PyType_Slot slot_slots[] = {
 PyType_Spec slot_spec = {"hotop._core.CallSlot", sizeof(Slot), 0,
                          Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, slot_slots};
 
-// bind(slot, plan | None, slow): from now on calls go by the plan, and otherwise to `slow`.
+// bind(slot, plan | None, slow, may_be_direct=True): from now on calls go by the plan, and otherwise
+// to `slow`. An operator whose kernels are in C++ is never called directly.
 PyObject* bind(PyObject*, PyObject* args) {
   PyObject* object = nullptr;
   PyObject* plan = nullptr;
   PyObject* slow = nullptr;
-  if (!PyArg_ParseTuple(args, "OOO:bind", &object, &plan, &slow) || !is_slot(object)) {
+  int may_be_direct = 1;
+  if (!PyArg_ParseTuple(args, "OOO|p:bind", &object, &plan, &slow, &may_be_direct) ||
+      !is_slot(object)) {
     return nullptr;
   }
   if (plan != Py_None && !Py_IS_TYPE(plan, PlanType)) {
@@ -81,8 +87,60 @@ PyObject* bind(PyObject*, PyObject* args) {
   if (plan != Py_None) {
     Py_INCREF(plan);
     slot->plan = plan;
-    slot->vectorcall = call_direct;
+    slot->vectorcall = may_be_direct ? call_direct : call_slow;
   }
+  Py_RETURN_NONE;
+}
+
+// The slot of an object whose layout is PyTorch's, from its dict; borrowed.
+HOTOP_INLINE PyObject* slot_in_dict(PyObject* self) {
+  PyObject** dict = _PyObject_GetDictPtr(self);
+  if (dict == nullptr || *dict == nullptr) return nullptr;
+  return _PyDict_GetItem_KnownHash(*dict, slot_name, slot_name_hash);
+}
+
+// tp_call of such objects. Without a slot it is the __call__ that the class has in Python.
+PyObject* call_by_dict(PyObject* self, PyObject* args, PyObject* kwargs) {
+  auto found = PyRef::borrow(slot_in_dict(self));
+  if (HOTOP_UNLIKELY(!found || !PyObject_TypeCheck(found.get(), SlotType))) {
+    auto slow = PyRef::steal(PyObject_GetAttrString(self, "__call__"));
+    return slow ? PyObject_Call(slow.get(), args, kwargs) : nullptr;
+  }
+  auto* slot = reinterpret_cast<Slot*>(found.get());
+  const Py_ssize_t nargs = PyTuple_GET_SIZE(args);
+  PyObject* const* values = &PyTuple_GET_ITEM(args, 0);
+  const Py_ssize_t nkeywords = kwargs == nullptr ? 0 : PyDict_GET_SIZE(kwargs);
+  if (HOTOP_LIKELY(nkeywords == 0)) {
+    return slot->vectorcall(found.get(), values, nargs, nullptr);
+  }
+  if (nargs + nkeywords > kMaxArguments) {
+    auto slow = PyRef::borrow(slot->slow);
+    return PyObject_Call(slow.get(), args, kwargs);
+  }
+  PyObject* all[kMaxArguments];
+  for (Py_ssize_t i = 0; i < nargs; ++i) all[i] = values[i];
+  auto names = PyRef::steal(PyTuple_New(nkeywords));
+  if (!names) return nullptr;
+  PyObject* name = nullptr;
+  PyObject* value = nullptr;
+  for (Py_ssize_t at = 0, i = 0; PyDict_Next(kwargs, &at, &name, &value); ++i) {
+    Py_INCREF(name);
+    PyTuple_SET_ITEM(names.get(), i, name);
+    all[nargs + i] = value;
+  }
+  return slot->vectorcall(found.get(), all, nargs, names.get());
+}
+
+// point_calls_by_dict(cls): the same for a class of objects whose layout is PyTorch's: their slot is
+// what their dict has under SLOT_NAME.
+PyObject* point_calls_by_dict(PyObject*, PyObject* object) {
+  if (!PyType_Check(object)) {
+    PyErr_SetString(PyExc_TypeError, "expected a class");
+    return nullptr;
+  }
+  auto* type = reinterpret_cast<PyTypeObject*>(object);
+  type->tp_call = call_by_dict;
+  PyType_Modified(type);
   Py_RETURN_NONE;
 }
 
@@ -109,11 +167,18 @@ bool is_slot(PyObject* object) {
   return false;
 }
 
-HOTOP_COLD PyObject* call_pytorch(Slot* slot, PyObject* const* args, size_t nargsf,
+PyObject* call_pytorch(Slot* slot, PyObject* const* args, size_t nargsf,
                                   PyObject* kwnames) {
   if (slot->slow == nullptr) {
     PyErr_SetString(PyExc_RuntimeError, "this op was called before it was defined");
     return nullptr;
+  }
+  if (slot->plan != nullptr) {
+    auto plan_alive = PyRef::borrow(slot->plan);
+    Plan& plan = *reinterpret_cast<PlanObject*>(slot->plan)->plan;
+    PyObject* result = nullptr;
+    if (call_boxed(plan, args, PyVectorcall_NARGS(nargsf), kwnames, &result)) return result;
+    ++plan.pytorch_calls;
   }
   auto slow = PyRef::borrow(slot->slow);
   return PyObject_Vectorcall(slow.get(), args, nargsf, kwnames);
@@ -121,13 +186,17 @@ HOTOP_COLD PyObject* call_pytorch(Slot* slot, PyObject* const* args, size_t narg
 
 bool add_slot_type(PyObject* module) {
   SlotType = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&slot_spec));
-  return SlotType != nullptr &&
+  slot_name = PyUnicode_InternFromString("_hotop_slot");
+  slot_name_hash = slot_name == nullptr ? -1 : PyObject_Hash(slot_name);
+  return SlotType != nullptr && slot_name_hash != -1 &&
+         PyModule_AddObjectRef(module, "SLOT_NAME", slot_name) == 0 &&
          PyModule_AddObjectRef(module, "CallSlot", reinterpret_cast<PyObject*>(SlotType)) == 0;
 }
 
 PyMethodDef slot_functions[] = {
     {"bind", bind, METH_VARARGS, nullptr},
     {"point_calls", point_calls, METH_O, nullptr},
+    {"point_calls_by_dict", point_calls_by_dict, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 

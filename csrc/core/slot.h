@@ -13,7 +13,7 @@ struct Slot {
   PyObject* slow;  // PyTorch's entry for this callable
 };
 
-// Cold part of every call that is not direct.
+// Every call that is not direct: by the boxed rung, or else by PyTorch's own entry.
 PyObject* call_pytorch(Slot* slot, PyObject* const* args, size_t nargsf, PyObject* kwnames);
 
 bool is_slot(PyObject* object);  // else sets TypeError

@@ -4,17 +4,27 @@ from hotop import _interpreter  # noqa: F401  refuses a subinterpreter, before t
 from hotop._define import custom_op
 from hotop._explain import Explanation, explain, is_native
 from hotop._fast_custom_op import fast_custom_op
+from hotop._report import OpReport, Report, report
+from hotop._switches import Installation, accelerate, install, restore, uninstall
 from hotop.tuner import tunable, tuning
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Explanation",
+    "Installation",
+    "OpReport",
+    "Report",
     "__version__",
+    "accelerate",
     "custom_op",
     "explain",
     "fast_custom_op",
+    "install",
     "is_native",
+    "report",
+    "restore",
     "tunable",
     "tuning",
+    "uninstall",
 ]

@@ -7,7 +7,10 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+from hotop import run
+
 _COMMANDS = {
+    "run": ("hotop.run", "run a program unchanged, with hotop installed into it"),
     "bench": ("hotop.bench.cli", "measure what an op's call costs, against PyTorch's own ways"),
     "tuner": ("hotop.tuner.cli", "show, merge and clear files of tuned choices"),
     "ltx2": (
@@ -27,6 +30,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code.
     """
+    words = sys.argv[1:] if argv is None else list(argv)
+    if words[:1] == ["run"]:
+        # Its words are the program's, not argparse's; and the other commands' modules are not
+        # needed.
+        return run.main(words[1:])
     parser = argparse.ArgumentParser(
         prog="python -m hotop", description=__import__("hotop").__doc__
     )
@@ -34,6 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     runs = {}
     for name, (module_name, summary) in _COMMANDS.items():
         command = commands.add_parser(name, help=summary, description=summary)
+        if name == "run":
+            continue
         try:
             module = importlib.import_module(module_name)
         except ModuleNotFoundError as error:
@@ -43,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             continue
         module.add_arguments(command)
         runs[name] = module.run
-    arguments = parser.parse_args(argv)
+    arguments = parser.parse_args(words)
     return int(runs[arguments.command](arguments))
 
 

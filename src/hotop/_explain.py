@@ -14,14 +14,19 @@ class Explanation:
 
     Attributes:
         direct: True when the call goes straight to the kernel.
-        reason: The first thing that makes it PyTorch's call; empty when it is direct.
+        reason: The first thing that keeps it from that; empty when it is direct.
+        road: ``"direct"``; ``"boxed"``: arguments converted in C++, then one call of the
+            dispatcher; ``"pytorch"``: PyTorch's own entry.
     """
 
     direct: bool
     reason: str
+    road: str = "pytorch"
 
     def __str__(self) -> str:
-        return "direct" if self.direct else f"by PyTorch: {self.reason}"
+        if self.direct:
+            return "direct"
+        return f"{'boxed' if self.road == 'boxed' else 'by PyTorch'}: {self.reason}"
 
 
 def is_native() -> bool:
@@ -33,7 +38,8 @@ def explain(op: Any, /, *args: Any, **kwargs: Any) -> Explanation:
     """Say which way the call ``op(*args, **kwargs)`` would go here and now, without making it.
 
     Args:
-        op: An op of :func:`hotop.custom_op`, its overload or its packet.
+        op: An op of :func:`hotop.custom_op`, its overload or its packet, or one that
+            :func:`hotop.accelerate` or :func:`hotop.install` covers.
         *args: The call's positional arguments.
         **kwargs: The call's keyword arguments.
 
@@ -45,9 +51,15 @@ def explain(op: Any, /, *args: Any, **kwargs: Any) -> Explanation:
     """
     if _load.CORE is None:
         return Explanation(False, _load.PROBLEM)
+    slot = op
     if not isinstance(op, _load.CORE.CallSlot):
         if not callable(op):
             raise TypeError(f"explain() expects an op, got {type(op).__name__}")
-        return Explanation(False, f"{op!r} was not made by hotop")
-    reason = _load.CORE.explain(op, args, kwargs)
-    return Explanation(reason is None, reason or "")
+        slot = getattr(op, "__dict__", {}).get(_load.CORE.SLOT_NAME)
+        if slot is None:
+            return Explanation(False, f"{op!r} was not made by hotop, and is not accelerated")
+    found = _load.CORE.explain(slot, args, kwargs)
+    if found is None:
+        return Explanation(True, "", "direct")
+    road, reason = found
+    return Explanation(False, reason, road)

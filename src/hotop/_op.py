@@ -2,38 +2,28 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import _C
-from torch._library import autograd, custom_ops, utils
+from torch._library import custom_ops, utils
 from torch._ops import OpOverload, OpOverloadPacket, TorchBindOpOverload, _OpNamespace
 
 from hotop import _core
-from hotop._versions import formula_of, generated_function
+from hotop._planned_op import PlannedOpDef, find_op
 
 
-def _find_overload(name: str, overload_name: str) -> OpOverload:
+def find_overload(name: str, overload_name: str) -> OpOverload:
+    """Return an overload by its names; what unpickles one."""
     namespace, op_name = name.split("::")
     return getattr(getattr(getattr(torch.ops, namespace), op_name), overload_name)
 
 
-def _find_packet(qualified_name: str) -> OpOverloadPacket:
+def find_packet(qualified_name: str) -> OpOverloadPacket:
+    """Return a packet by its name; what unpickles one."""
     namespace, op_name = qualified_name.split("::")
     return getattr(getattr(torch.ops, namespace), op_name)
-
-
-def _find_op(qualified_name: str) -> OpDef:
-    op = custom_ops.OPDEFS.get(qualified_name)
-    if op is None:
-        raise RuntimeError(
-            f"the op {qualified_name} is not defined in this process; import the module that "
-            "defines it before unpickling"
-        )
-    return op
 
 
 class _Successor:
@@ -70,7 +60,7 @@ class FastOverload(_core.CallSlot, OpOverload):
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _find_overload, (self._schema.name, self._overloadname)
+        return find_overload, (self._schema.name, self._overloadname)
 
 
 class FastPacket(_core.CallSlot, OpOverloadPacket):
@@ -81,7 +71,7 @@ class FastPacket(_core.CallSlot, OpOverloadPacket):
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _find_packet, (self._qualified_op_name,)
+        return find_packet, (self._qualified_op_name,)
 
     # PyTorch assigns both when another overload of this op is defined or goes.
     def __setattr__(self, name: str, value: Any) -> None:
@@ -97,25 +87,13 @@ class FastPacket(_core.CallSlot, OpOverloadPacket):
         _core.bind(self, plan, self._op)
 
 
-class OpDef(_core.CallSlot, custom_ops.CustomOpDef):
+class OpDef(_core.CallSlot, PlannedOpDef):
     __doc__ = custom_ops.CustomOpDef.__doc__  # what hotop.custom_op returns
     __call__ = custom_ops.CustomOpDef.__call__
 
-    def __copy__(self) -> OpDef:
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> OpDef:
-        return self
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _find_op, (self._qualname,)
-
     def _define_dispatcher_op(self, schema_str: str, tags: Sequence[_C.Tag]) -> None:
         super()._define_dispatcher_op(schema_str, tags)
-        self._plan: _core.Plan | None = None
-        self._functions: dict[str | None, Callable[..., Any]] = {}
-        self._selects_backend = False
-        self._node_type: type | None = None
+        self._begin_plan()
         if isinstance(self._opoverload, TorchBindOpOverload):
             # Script objects are PyTorch's own affair, down to the overload's class.
             _core.bind(self, None, self._opoverload)
@@ -133,222 +111,9 @@ class OpDef(_core.CallSlot, custom_ops.CustomOpDef):
         if self._plan is not None:
             self._plan.retire()
         name, overload_name = overload._schema.name, overload._overloadname
-        _core.bind(self, None, _Successor(self, lambda: _find_op(self._qualname)))
-        _core.bind(
-            overload, None, _Successor(overload, lambda: _find_overload(name, overload_name))
-        )
-        _core.bind(packet, None, _Successor(packet, lambda: _find_packet(name)))
-
-    def _make_plan(self, overload: OpOverload) -> _core.Plan | None:
-        schema = overload._schema
-        is_view = schema._is_view_op()
-        if is_view and schema.is_mutable:
-            return None
-        if utils.is_inplace(overload):
-            obligation = "inplace"
-        elif utils.is_out(overload):
-            obligation = "out"
-        else:
-            obligation = "view" if is_view else "no_alias"
-        return _core.Plan(schema.name, schema.overload_name, obligation, self._check_result)
-
-    def _check_result(
-        self, device_type: str | None, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
-    ) -> None:
-        """Raise what PyTorch raises for a result that a kernel may not return."""
-
-        def get_module() -> Any:
-            import inspect
-
-            return inspect.getmodule(self._backend_fns[device_type])
-
-        if self._is_inplace:
-            if result is not args[0]:
-                raise RuntimeError(
-                    f"{self._name} (with implementation in {get_module()}): "
-                    "An operator tagged with torch.Tag.inplace must "
-                    "return its first argument."
-                )
-        elif self._is_out:
-            expected = tuple(kwargs[name] for name in self._out_kwarg_names)
-            if len(expected) == 1:
-                same = result is expected[0]
-            else:
-                same = (
-                    isinstance(result, tuple)
-                    and len(result) == len(expected)
-                    and all(a is b for a, b in zip(result, expected, strict=True))
-                )
-            if not same:
-                raise RuntimeError(
-                    f"{self._name} (with implementation in {get_module()}): "
-                    "An operator tagged with torch.Tag.out must "
-                    "return its mutable keyword-only arguments."
-                )
-        elif not self._opoverload._schema._is_view_op():
-            utils._c_check_aliasing_constraint(self._name, args, kwargs, result, get_module)
-
-    def _register_autograd_dispatcher_impl(self) -> None:
-        schema = self._opoverload._schema
-
-        # PyTorch builds classes for every op here, a third of what a definition costs; most ops
-        # never need them.
-        @functools.cache
-        @torch._disable_dynamo  # type: ignore[attr-defined]
-        def make() -> Callable[..., Any]:
-            kernel = autograd.make_autograd_impl(self._opoverload, formula_of(self))
-            self._record_directly(kernel)
-            return kernel
-
-        def refuse() -> None:
-            raise NotImplementedError(
-                f"{self._qualname}: an input has a forward-mode tangent, which PyTorch would drop "
-                "without a word: custom operators have no jvp formula. Detach the input from "
-                "forward-mode AD, or write the op with differentiable PyTorch operators."
-            )
-
-        kernel = _core.guarded_autograd_kernel(make, refuse, schema.is_mutable)
-        self._lib.impl(self._name, kernel, "Autograd", with_keyset=True)
-        self._add_kernel("autograd", "Autograd")
-        if self._plan is not None:
-            self._plan.make_formula_by(make)
-
-    def _record_directly(self, kernel: Callable[..., Any]) -> None:
-        """Let calls that autograd records be made from C++, with PyTorch's own node of this op."""
-        generated = generated_function(kernel)
-        if (
-            self._plan is None
-            or generated is None
-            or self._opoverload._schema._is_view_op()
-            or self._is_inplace
-            or self._is_out
-        ):
-            return
-        pytorch_node_type = generated._backward_cls
-        self._node_type = type(
-            pytorch_node_type.__name__,
-            (pytorch_node_type,),
-            {"__module__": pytorch_node_type.__module__, "_hotop_plan": self._plan},
-        )
-        _core.add_node_methods(self._node_type)
-        self._plan.set_formula(self._node_type, self._setup_context_fn, self._backward_fn)
-
-    def register_autograd(
-        self,
-        backward: Callable[..., Any],
-        /,
-        *,
-        setup_context: Callable[..., Any] | None = None,
-    ) -> None:
-        """Register a backward formula; see :func:`torch.library.register_autograd`."""
-        super().register_autograd(backward, setup_context=setup_context)
-        if self._node_type is not None and self._plan is not None:
-            self._plan.set_formula(self._node_type, setup_context, backward)
-
-    def register_autocast(self, device_type: str, cast_inputs: torch.dtype) -> Any:
-        """Register an autocast rule; see :func:`torch.library.register_autocast`."""
-        is_new = getattr(self, "_autocast_dtype", {}).get(device_type) is None
-        kernel = super().register_autocast(device_type, cast_inputs)
-        if is_new:
-            key = "Autocast" + _C._dispatch_key_for_device(device_type)
-            self._add_kernel("autocast", key, cast_inputs, device_type)
-        return kernel
-
-    def _register_mutation_version_bump(self, schema: _C.FunctionSchema) -> None:
-        super()._register_mutation_version_bump(schema)
-        self._add_kernel("version_bump", "ADInplaceOrView")
-
-    def _register_backend_select_dispatcher(self, device_arg_index: int) -> None:
-        # It reads the table of kernels in every call, so one serves every later device; PyTorch
-        # would warn of the second.
-        if self._selects_backend:
-            return
-        self._selects_backend = True
-        super()._register_backend_select_dispatcher(device_arg_index)
-        self._add_kernel("backend_select", "BackendSelect")
-
-    def _add_kernel(
-        self,
-        role: str,
-        key: str,
-        function: Callable[..., Any] | torch.dtype | None = None,
-        device_type: str | None = None,
-    ) -> None:
-        if self._plan is not None:
-            self._plan.add_kernel(role, key, function, device_type)
-
-    def register_kernel(
-        self,
-        device_types: custom_ops.device_types_t,
-        fn: Callable[..., Any] | None = None,
-        /,
-    ) -> Callable[..., Any]:
-        """Register ``fn`` as the kernel of these device types; see ``torch.library``."""
-        # PyTorch checks the device argument when the decorator is made, before it is used.
-        register_checked = super().register_kernel
-
-        def inner(fn: Callable[..., Any]) -> Callable[..., Any]:
-            if device_types is None or isinstance(device_types, str):
-                names: list[str | None] = [device_types]
-            else:
-                names = list(device_types)
-            # One at a time: PyTorch's closure over the loop variable would give every device
-            # the last one's kernel.
-            for name in names:
-                is_new = name not in self._backend_fns
-                register_checked(name)(self._with_arity_check(fn))
-                self._functions[name] = fn
-                if is_new:
-                    key = (
-                        "CompositeExplicitAutograd"
-                        if name is None
-                        else _C._dispatch_key_for_device(name)
-                    )
-                    self._add_kernel("backend", key, fn, name)
-                self._refresh(name)
-            return fn
-
-        if fn is None:
-            if device_types is not None and not utils.has_tensor_arg(self._opoverload._schema):
-                register_checked(device_types)
-            return inner
-        return inner(fn)
-
-    def _with_arity_check(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """PyTorch does not count a kernel's results: too few pass, too many crash the process."""
-        declared = len(self._opoverload._schema.returns)
-        if declared < 2 or self._plan is None:
-            return fn
-
-        @functools.wraps(fn)
-        def counted(*args: Any, **kwargs: Any) -> Any:
-            result = fn(*args, **kwargs)
-            if isinstance(result, Sequence) and len(result) != declared:
-                raise RuntimeError(
-                    f"{self._qualname}: the kernel returned {len(result)} values, but the schema "
-                    f"declares {declared}"
-                )
-            return result
-
-        return counted
-
-    @contextmanager
-    def set_kernel_enabled(self, device_type: str, enabled: bool = True) -> Iterator[None]:
-        """Disable or re-enable the kernel of a device type; see ``torch.library``."""
-        try:
-            with super().set_kernel_enabled(device_type, enabled):
-                self._refresh(device_type)
-                yield
-        finally:
-            self._refresh(device_type)
-
-    def _refresh(self, device_type: str | None) -> None:
-        if self._plan is None or device_type not in self._functions:
-            return
-        # The table of disabled kernels is made after the first registrations.
-        disabled = device_type in getattr(self, "_disabled_kernel", ())
-        function = self._init_fn if disabled else self._functions[device_type]
-        self._plan.set_function(device_type, function)
+        _core.bind(self, None, _Successor(self, lambda: find_op(self._qualname)))
+        _core.bind(overload, None, _Successor(overload, lambda: find_overload(name, overload_name)))
+        _core.bind(packet, None, _Successor(packet, lambda: find_packet(name)))
 
 
 def _install(overload: OpOverload, plan: _core.Plan | None) -> FastOverload:
@@ -359,8 +124,10 @@ def _install(overload: OpOverload, plan: _core.Plan | None) -> FastOverload:
     if not isinstance(slow_packet, FastPacket):
         packet = FastPacket.__new__(FastPacket)
         packet.__dict__.update(slow_packet.__dict__)
+        packet.__dict__.pop(_core.SLOT_NAME, None)
     fast = FastOverload.__new__(FastOverload)
     fast.__dict__.update(overload.__dict__)
+    fast.__dict__.pop(_core.SLOT_NAME, None)
     fast.__dict__["_overloadpacket"] = packet
     fast.__dict__["_hotop_plan"] = plan
     _core.bind(fast, plan, fast._op)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._library import utils
-from torch._ops import OpOverload
+from torch._ops import OpOverload, OpOverloadPacket
 
 if TYPE_CHECKING:
-    from hotop._op import OpDef
+    from hotop._planned_op import PlannedOpDef
 
 # PyTorch 2.15 has a dispatch of its own between Python kernels, without IValues. It checks no
 # returns and records no profiler event, so a hotop op keeps to the C++ dispatcher.
@@ -20,6 +21,19 @@ HAS_PYOBJECT_DISPATCH = hasattr(OpOverload, "_enable_pyobj_dispatch")
 COUNTS_GRADIENTS = HAS_PYOBJECT_DISPATCH
 
 
+def entry_of_overload(overload: OpOverload) -> Callable[..., Any]:
+    """Return PyTorch's own entry for calls of this overload, whatever its class is made to do."""
+    # In 2.13 OpOverload.__call__ does nothing else; without it there is one Python frame less.
+    return MethodType(OpOverload.__call__, overload) if HAS_PYOBJECT_DISPATCH else overload._op
+
+
+def entry_of_packet(packet: OpOverloadPacket[Any, Any]) -> Callable[..., Any]:
+    """Return PyTorch's own entry for calls of this packet."""
+    if HAS_PYOBJECT_DISPATCH or packet._has_torchbind_op_overload:
+        return MethodType(OpOverloadPacket.__call__, packet)
+    return packet._op
+
+
 class _CountedFormula:
     """The formula of an op as ``make_autograd_impl`` reads it, with an honest count of gradients.
 
@@ -27,7 +41,7 @@ class _CountedFormula:
     one too many on both sides.
     """
 
-    def __init__(self, op: OpDef) -> None:
+    def __init__(self, op: PlannedOpDef) -> None:
         self._op = op
         # With list arguments PyTorch compares the structure of the gradients, and says so.
         self._counts = not _has_lists(op._opoverload)
@@ -75,7 +89,7 @@ def _has_lists(overload: OpOverload) -> bool:
     return any(utils.is_tensorlist_like_type(a.type) for a in (*schema.arguments, *schema.returns))
 
 
-def formula_of(op: OpDef) -> Any:
+def formula_of(op: PlannedOpDef) -> Any:
     """Return what ``make_autograd_impl`` shall read the op's formula from."""
     return op if COUNTS_GRADIENTS else _CountedFormula(op)
 

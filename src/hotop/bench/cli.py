@@ -32,6 +32,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="calls that autograd records, profiled calls, other states of a program, threads",
     )
     which.add_argument(
+        "--existing",
+        action="store_true",
+        help="ops that exist, accelerated: define + impl, custom_op, ATen, exported models",
+    )
+    which.add_argument(
         "--nvfp4", action="store_true", help="the NVFP4 kernels against PyTorch's own operators"
     )
     which.add_argument(
@@ -76,7 +81,7 @@ def _find_problem(args: argparse.Namespace, only: list[str]) -> str | None:
         noun = "case" if len(unknown) == 1 else "cases"
         return f"no such {noun}: {', '.join(unknown)}; the cases are {', '.join(case_names())}"
     if args.plot is not None:
-        if args.original or args.tuner or args.nvfp4 or args.states:
+        if args.original or args.tuner or args.nvfp4 or args.states or args.existing:
             return "--plot draws the cases or the population, nothing else"
         if only == ["registration"]:
             return "--plot has nothing to draw for --only registration"

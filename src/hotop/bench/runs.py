@@ -6,6 +6,9 @@ import json
 from rich.console import Console
 
 from hotop.bench import (
+    existing,
+    existing_report,
+    existing_targets,
     machine,
     nvfp4_bench,
     original,
@@ -40,6 +43,8 @@ def run_and_report(args: argparse.Namespace, only: list[str]) -> bool:
         failed = _run_tuner(args, console, document)
     elif args.states:
         failed = _run_states(args, console, document)
+    elif args.existing:
+        failed = _run_existing(args, console, document)
     elif args.nvfp4:
         failed = _run_nvfp4(args, console, document)
     elif args.population:
@@ -111,6 +116,18 @@ def _run_states(args: argparse.Namespace, console: Console, document: dict[str, 
     report.print_targets(console, found, met="met", missed="missed")
     document |= result.as_json() | {"targets": [target.as_json() for target in found]}
     return False
+
+
+def _run_existing(args: argparse.Namespace, console: Console, document: dict[str, object]) -> bool:
+    with show_progress() as on_step:
+        result = existing.measure(quick=args.quick, on_step=on_step)
+    found = existing_targets.existing_targets(result)
+    existing_report.print_existing(console, result)
+    report.print_targets(console, found, met="met", missed="missed")
+    for failure in result.failures():
+        console.print(failure, style="red", highlight=False)
+    document |= result.as_json() | {"targets": [target.as_json() for target in found]}
+    return bool(result.failures())
 
 
 def _run_nvfp4(args: argparse.Namespace, console: Console, document: dict[str, object]) -> bool:

@@ -1,0 +1,186 @@
+"""Existing objects given hotop's call routine in place: overload, packet, ``CustomOpDef``.
+
+Their layout is PyTorch's, so their class can be exchanged for a subclass; the slot stands in their
+dict. Identity and hash stay.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import _C
+from torch._library import custom_ops
+from torch._ops import OpOverload, OpOverloadPacket
+
+from hotop import _core
+from hotop._op import find_overload, find_packet
+from hotop._planned_op import PlannedOpDef
+from hotop._versions import entry_of_overload, entry_of_packet
+
+SLOT = _core.SLOT_NAME
+
+
+# As in hotop._op: __call__ is for Dynamo and inspect; CPython calls the C++ routine.
+class AcceleratedOverload(OpOverload):
+    __doc__ = OpOverload.__doc__
+    __call__ = OpOverload.__call__
+
+    def __copy__(self) -> AcceleratedOverload:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return find_overload, (self._schema.name, self._overloadname)
+
+
+class AcceleratedPacket(OpOverloadPacket):
+    __doc__ = OpOverloadPacket.__doc__
+    __call__ = OpOverloadPacket.__call__
+
+    def __copy__(self) -> AcceleratedPacket:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return find_packet, (self._qualified_op_name,)
+
+    # PyTorch assigns these when an overload is first looked up, defined or removed.
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name in ("_op", "_overload_names") or isinstance(value, OpOverload):
+            bind_packet(self)
+
+
+class AcceleratedOpDef(PlannedOpDef):
+    __doc__ = custom_ops.CustomOpDef.__doc__
+    __call__ = custom_ops.CustomOpDef.__call__
+
+
+for _cls in (AcceleratedOverload, AcceleratedPacket, AcceleratedOpDef):
+    _core.point_calls_by_dict(_cls)
+
+
+def accelerate_overload(overload: OpOverload, plan: _core.Plan | None = None) -> None:
+    """Put a plan in front of an overload; without one, that of the kernels in its table."""
+    schema = overload._schema
+    names = (schema.name, schema.overload_name)
+    may_be_direct = True
+    if plan is None:
+        plan = _core.Plan(*names, "nothing", None)
+        may_be_direct = overload._defined_in_python or _core.has_python_kernel(*names)
+    slot = _core.CallSlot()
+    _core.bind(slot, plan, entry_of_overload(overload), may_be_direct)
+    overload.__dict__["_hotop_plan"] = plan
+    overload.__dict__["_hotop_direct"] = may_be_direct
+    overload.__dict__[SLOT] = slot
+    overload.__class__ = AcceleratedOverload
+
+
+def accelerate_packet(packet: OpOverloadPacket[Any, Any]) -> None:
+    """Let calls of a packet go by the plan of its overload while it has only one."""
+    packet.__dict__[SLOT] = _core.CallSlot()
+    packet.__class__ = AcceleratedPacket
+    bind_packet(packet)
+
+
+def bind_packet(packet: OpOverloadPacket[Any, Any], *, look_up: bool = True) -> None:
+    """Bind a packet's slot to the plan of its only overload, or to PyTorch's entry."""
+    slot = packet.__dict__[SLOT]
+    entry = entry_of_packet(packet)
+    plan, may_be_direct = None, True
+    if len(packet._overload_names) == 1:
+        name = packet._overload_names[0] or "default"
+        overload = packet.__dict__.get(name)
+        if overload is None and look_up:
+            # The overload is made when it is first looked up; a call of the packet asks for it.
+            def first(*args: Any, **kwargs: Any) -> Any:
+                getattr(packet, name)
+                bind_packet(packet, look_up=False)
+                return packet(*args, **kwargs)
+
+            entry = first
+        elif isinstance(overload, AcceleratedOverload):
+            plan = overload.__dict__.get("_hotop_plan")
+            may_be_direct = overload.__dict__["_hotop_direct"]
+    _core.bind(slot, plan, entry, may_be_direct)
+
+
+def accelerate_op(op: custom_ops.CustomOpDef) -> None:
+    """Put a plan in front of a ``torch.library.custom_op``, its overload and its packet."""
+    overload = op._opoverload
+    op.__class__ = AcceleratedOpDef
+    assert isinstance(op, AcceleratedOpDef)
+    op._begin_plan()
+    plan = op._plan = op._make_plan(overload)
+    slot = op.__dict__[SLOT] = _core.CallSlot()
+    _core.bind(slot, plan, entry_of_overload(overload))
+    if plan is None:
+        return
+    _read_registrations(op, overload)
+    accelerate_overload(overload, plan)
+    if not isinstance(overload._overloadpacket, AcceleratedPacket):
+        accelerate_packet(overload._overloadpacket)
+    else:
+        bind_packet(overload._overloadpacket)
+
+
+def _pytorch_kernel(overload: OpOverload, key: str, module: str) -> Any:
+    """Return PyTorch's own kernel of a custom op at this key; None: it is somebody else's."""
+    schema = overload._schema
+    kernel = _core.python_kernel(schema.name, schema.overload_name, key)
+    return kernel if getattr(kernel, "__module__", None) == module else None
+
+
+def _read_registrations(op: AcceleratedOpDef, overload: OpOverload) -> None:
+    autograd_kernel = _pytorch_kernel(overload, "Autograd", "torch._library.autograd")
+    if autograd_kernel is not None:
+        op._add_kernel("autograd", "Autograd")
+        assert op._plan is not None
+        op._plan.make_formula_by(lambda: op._record_directly(autograd_kernel))
+    custom_ops_module = custom_ops.__name__
+    for role, key in (("version_bump", "ADInplaceOrView"), ("backend_select", "BackendSelect")):
+        if _pytorch_kernel(overload, key, custom_ops_module) is not None:
+            op._add_kernel(role, key)
+            op._selects_backend |= role == "backend_select"
+    for device_type, dtype in op._autocast_dtype.items():
+        key = "Autocast" + _C._dispatch_key_for_device(device_type)
+        if dtype is not None and _pytorch_kernel(overload, key, custom_ops_module) is not None:
+            op._add_kernel("autocast", key, dtype, device_type)
+    for name, wrapped in op._backend_fns.items():
+        key = "CompositeExplicitAutograd" if name is None else _C._dispatch_key_for_device(name)
+        if _pytorch_kernel(overload, key, custom_ops_module) is not None:
+            op._functions[name] = _user_function(wrapped)
+            op._add_kernel("backend", key, op._functions[name], name)
+            op._refresh(name)
+
+
+def _user_function(wrapped: Any) -> Any:
+    """Return the function behind ``register_kernel``'s wrapper, which asks if it is enabled."""
+    inner = getattr(wrapped, "__wrapped__", wrapped)
+    names = getattr(getattr(inner, "__code__", None), "co_freevars", ())
+    if inner.__module__ != custom_ops.__name__ or set(names) != {"device_type", "fn", "self"}:
+        return wrapped
+    return dict(zip(names, inner.__closure__, strict=True))["fn"].cell_contents
+
+
+def restore_overload(overload: OpOverload) -> None:
+    """Give an overload back to PyTorch."""
+    overload.__class__ = OpOverload
+    for name in (SLOT, "_hotop_plan", "_hotop_direct"):
+        overload.__dict__.pop(name, None)
+
+
+def restore_packet(packet: OpOverloadPacket[Any, Any]) -> None:
+    """Give a packet back to PyTorch."""
+    packet.__class__ = OpOverloadPacket
+    packet.__dict__.pop(SLOT, None)
+
+
+def restore_op(op: custom_ops.CustomOpDef) -> None:
+    """Give a ``CustomOpDef`` back to PyTorch, its overload and packet apart."""
+    op.__class__ = custom_ops.CustomOpDef
+    for name in (SLOT, "_plan", "_functions", "_selects_backend", "_node_type"):
+        op.__dict__.pop(name, None)
+
+
+def is_made_by_hotop(what: Any) -> bool:
+    """Return whether ``hotop.custom_op`` made this object."""
+    return isinstance(what, _core.CallSlot)

@@ -1,0 +1,162 @@
+"""What a process started by ``python -m hotop run`` prints to stderr when it ends."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+
+from hotop import _cost_model
+from hotop._report import OpReport, Report, report
+
+_ROADS = ("direct", "boxed", "pytorch")
+
+
+def begin(namespaces: Sequence[str], *, print_report: bool) -> None:
+    """Accelerate namespaces, those that are defined later too, and print when the process ends.
+
+    Args:
+        namespaces: Whose operators to accelerate.
+        print_report: Whether to print the report.
+    """
+    pid = os.getpid()
+    # Processes that the program starts, a resource tracker or Inductor's workers among them, have
+    # nothing to say when they called nothing.
+    child = os.environ.get("HOTOP_RUN_PID", str(pid)) != str(pid)
+
+    def end() -> None:
+        # A forked child inherits this with its parent's counts.
+        if os.getpid() != pid or sys.stderr is None:
+            return
+        text = [] if child else [_missing(name) for name in namespaces if not _is_defined(name)]
+        if print_report:
+            result = report()
+            if not child or result.ops:
+                text.append(describe(result, _process()))
+        with contextlib.suppress(OSError, ValueError):  # stderr is closed
+            for part in text:
+                print(part, file=sys.stderr)
+
+    atexit.register(end)
+    for namespace in namespaces:
+        _accelerate(namespace)
+
+
+def _accelerate(namespace: str) -> None:
+    """Accelerate a namespace, or let it be when the library that defines it is imported."""
+    import hotop
+    from hotop import _existing
+
+    if _is_defined(namespace):
+        hotop.accelerate(namespace)
+    else:  # For accelerate() that is an error; here torch itself is still being imported.
+        _existing.watch_look_ups()
+        _existing.RULES.namespaces.add(namespace)
+
+
+def _process() -> str:
+    words = " ".join(sys.orig_argv[1:])
+    rank = f", rank {os.environ['RANK']}" if "RANK" in os.environ else ""
+    return f"process {os.getpid()}{rank}: {words if len(words) <= 200 else words[:197] + '...'}"
+
+
+def _is_defined(namespace: str) -> bool:
+    prefix = namespace + "::"
+    return any(name.startswith(prefix) for name in torch._C._dispatch_get_all_op_names())
+
+
+def _missing(namespace: str) -> str:
+    return (
+        f"hotop: process {os.getpid()} has no operators of the namespace {namespace!r}, which "
+        "--accelerate or HOTOP_ACCELERATE names"
+    )
+
+
+def describe(result: Report, process: str) -> str:
+    """Return the report's table with the estimate, or one line if no operator was called.
+
+    Args:
+        result: What ``hotop.report()`` returned.
+        process: What to call the process.
+    """
+    ops: list[OpReport] = result.ops
+    total: Counter[str] = Counter()
+    low = high = 0.0
+    unknown = 0
+    rows: list[tuple[str, ...]] = [("operator", "made by", *_ROADS, "ms saved")]
+    for op in ops:
+        counts = {road: int(getattr(op, road)) for road in _ROADS}
+        total.update(counts)
+        saved_low, saved_high, without = _saved(op.name, op.how, counts)
+        low, high, unknown = low + saved_low, high + saved_high, unknown + without
+        saved = "not known" if without and not saved_high else _range(saved_low, saved_high)
+        rows.append((op.name, op.how, *(f"{counts[road]:,}" for road in _ROADS), saved))
+    calls = sum(total.values())
+    lines = [
+        f"hotop: {process}",
+        f"hotop: {len(ops):,} operators called, {calls:,} calls: {total['direct']:,} direct, "
+        f"{total['boxed']:,} boxed, {total['pytorch']:,} by PyTorch",
+    ]
+    if ops:
+        lines += _table(rows)
+        lines.append(
+            f"hotop: host time saved, estimated: {_range(low, high)} ms. This was not measured "
+            f"here: it is calls times what one call saved in {_cost_model.SOURCE}; the lower "
+            "number if every call ran in inference_mode, the higher if none did."
+        )
+        if unknown:
+            lines.append(
+                f"hotop: {unknown:,} calls are not in the estimate, as theirs was not measured"
+            )
+    if result.left:
+        reasons = Counter(result.left.values())
+        lines.append("hotop: left as they were, with the number of operators:")
+        lines += [f"  {count:,}: {reason}" for reason, count in reasons.most_common()]
+    return "\n".join(lines)
+
+
+def _saved(name: str, how: str, counts: dict[str, int]) -> tuple[float, float, int]:
+    """Return ms saved, low and high, and how many calls the model knows nothing about."""
+    low = high = 0.0
+    unknown = 0
+    arguments = _arguments(name)
+    for road, count in counts.items():
+        saving = _cost_model.saving(how, road, arguments)
+        if saving is None:
+            unknown += count
+        else:
+            low += saving.low * count / 1000
+            high += saving.high * count / 1000
+    return low, high, unknown
+
+
+def _arguments(name: str) -> int:
+    """Return how many arguments every call of an operator has: those without a default."""
+    packet, _, overload = name.partition(".")
+    try:
+        schema = torch._C._get_schema(packet, "" if overload == "default" else overload)
+    except RuntimeError:  # the library that defined it is gone
+        return 1
+    return sum(not argument.has_default_value() for argument in schema.arguments)
+
+
+def _range(low: float, high: float) -> str:
+    first, last = (f"{value:,.1f}" for value in (low, high))
+    return first if first == last else f"{first} to {last}"
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  "
+        + "  ".join(
+            cell.ljust(width) if index < 2 else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]

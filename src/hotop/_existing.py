@@ -1,0 +1,273 @@
+"""Which operators that exist already get C++ calls: rules, look-ups to come, giving back."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import types
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import _C
+from torch._library import custom_ops
+from torch._ops import OpOverload, OpOverloadPacket
+
+from hotop import _accelerated, _core
+from hotop._accelerated import AcceleratedOpDef, AcceleratedOverload, AcceleratedPacket
+
+logger = logging.getLogger("hotop")
+
+Predicate = Callable[[OpOverload], bool]
+
+
+class _Rules:
+    """Which overloads are covered, also those that are first looked up later."""
+
+    def __init__(self) -> None:
+        self.namespaces: set[str] = set()
+        self.predicates: list[Predicate] = []
+
+    def __bool__(self) -> bool:
+        return bool(self.namespaces or self.predicates)
+
+    def cover(self, overload: OpOverload) -> bool:
+        return overload.namespace in self.namespaces or any(p(overload) for p in self.predicates)
+
+
+RULES = _Rules()
+ACCELERATED: weakref.WeakSet[OpOverload] = weakref.WeakSet()
+LEFT: dict[str, str] = {}  # name -> why it was not covered
+
+
+def _namespaces() -> Iterator[types.ModuleType]:
+    for value in list(vars(torch.ops).values()):
+        if isinstance(value, torch._ops._OpNamespace):
+            yield value
+
+
+def _packets(namespace: str | None = None) -> Iterator[OpOverloadPacket[Any, Any]]:
+    """Yield the packets that were looked up until now."""
+    for module in _namespaces():
+        if namespace is None or module.name == namespace:
+            for value in list(vars(module).values()):
+                if isinstance(value, OpOverloadPacket):
+                    yield value
+
+
+def _overloads(packet: OpOverloadPacket[Any, Any]) -> list[OpOverload]:
+    return [value for value in list(vars(packet).values()) if isinstance(value, OpOverload)]
+
+
+@functools.cache
+def _learn_python_kernels() -> None:
+    """Let the core compare PyTorch's holder of Python kernels with what it believes of it."""
+    library = torch.library.Library("hotop_probe", "FRAGMENT")
+    try:
+        library.define("probe(Tensor x) -> Tensor")
+
+        def probe(*args: Any) -> None:
+            raise AssertionError("never called")
+
+        library.impl("probe", probe, "CPU")
+        library.impl("probe", probe, "CUDA", with_keyset=True)
+        if not _core.learn_python_kernels("hotop_probe::probe", probe):
+            logger.warning(
+                "hotop does not know this PyTorch's kernels in Python: calls of ops that were made "
+                "by Library.impl take the boxed road"
+            )
+    finally:
+        library._destroy()
+
+
+def _op_of(overload: OpOverload) -> custom_ops.CustomOpDef | None:
+    op = custom_ops.OPDEFS.get(overload._name)
+    return op if op is not None and op._opoverload is overload else None
+
+
+def cover_overload(overload: OpOverload) -> bool:
+    """Accelerate one overload, by its ``CustomOpDef`` where it has one; False: it was left."""
+    _learn_python_kernels()
+    if isinstance(overload, AcceleratedOverload):
+        return True
+    if type(overload) is not OpOverload:
+        made = _accelerated.is_made_by_hotop(overload)
+        LEFT[overload._name] = (
+            "hotop made it: it is fast already" if made else "it takes script objects"
+        )
+        return False
+    op = _op_of(overload)
+    if op is not None and type(op) is custom_ops.CustomOpDef:
+        _accelerated.accelerate_op(op)
+    if type(overload) is OpOverload:
+        try:
+            _accelerated.accelerate_overload(overload)
+        except RuntimeError:
+            LEFT[overload._name] = "it is TorchScript's: the dispatcher does not have it"
+            return False
+    ACCELERATED.add(overload)
+    LEFT.pop(overload._name, None)
+    return True
+
+
+def cover_packet(packet: OpOverloadPacket[Any, Any]) -> None:
+    """Accelerate a packet, and those of its overloads that were looked up until now."""
+    if type(packet) is not OpOverloadPacket:
+        return
+    if packet._has_torchbind_op_overload:
+        LEFT[packet._qualified_op_name] = "it takes script objects"
+        return
+    _accelerated.accelerate_packet(packet)
+
+
+# What is looked up later.
+
+
+def _after_overload(overload: OpOverload) -> None:
+    if RULES and type(overload) is OpOverload and RULES.cover(overload):
+        cover_overload(overload)
+
+
+def _after_packet(packet: OpOverloadPacket[Any, Any]) -> None:
+    namespace = packet._qualified_op_name.split("::")[0]
+    if type(packet) is not OpOverloadPacket or len(packet._overload_names) != 1:
+        return
+    overload_name = packet._overload_names[0]
+    full_name = f"{packet._qualified_op_name}.{overload_name}".rstrip(".")
+    by_install = INSTALLED and full_name in torch.library._defs
+    if namespace in RULES.namespaces or by_install:
+        cover_packet(packet)
+
+
+INSTALLED: list[Predicate] = []  # install()'s own rule, while it is active
+
+
+@functools.cache
+def watch_look_ups() -> None:
+    """From now on see each overload and packet when PyTorch makes it."""
+
+    def extend(cls: Any, then: Callable[[Any], None]) -> None:
+        original = cls.__init__
+
+        @functools.wraps(original)
+        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            then(self)
+
+        cls.__init__ = __init__
+
+    extend(OpOverload, _after_overload)
+    extend(OpOverloadPacket, _after_packet)
+
+
+def _namespace_exists(name: str) -> bool:
+    prefix = name + "::"
+    return any(op.startswith(prefix) for op in _C._dispatch_get_all_op_names())
+
+
+def _cover_by_rule() -> None:
+    watch_look_ups()
+    for packet in _packets():
+        covered = [o for o in _overloads(packet) if RULES.cover(o)]
+        for overload in covered:
+            cover_overload(overload)
+        if covered and len(packet._overload_names) == 1:
+            cover_packet(packet)
+
+
+def accelerate(what: Any) -> None:
+    """See :func:`hotop.accelerate`."""
+    if isinstance(what, str) and "::" not in what:
+        if not _namespace_exists(what):
+            raise ValueError(f"accelerate: no operator is defined in the namespace {what!r}")
+        if what in RULES.namespaces:
+            logger.info("accelerate: the namespace %r is accelerated already", what)
+        RULES.namespaces.add(what)
+        _cover_by_rule()
+        for packet in _packets(what):
+            if len(packet._overload_names) == 1:
+                cover_packet(packet)
+        return
+    for found in _objects_of(what, "accelerate"):
+        if isinstance(found, OpOverloadPacket):
+            cover_packet(found)
+        else:
+            cover_overload(found)
+
+
+def _objects_of(what: Any, verb: str) -> list[Any]:
+    """Return the packets and overloads that one operator has."""
+    if isinstance(what, str):
+        namespace, _, name = what.partition("::")
+        op_name, _, overload_name = name.partition(".")
+        try:
+            packet = getattr(getattr(torch.ops, namespace), op_name)
+            what = getattr(packet, overload_name) if overload_name else packet
+        except AttributeError:
+            raise ValueError(f"{verb}: there is no operator {what!r}") from None
+    if isinstance(what, custom_ops.CustomOpDef):
+        return [what._opoverload, what._opoverload._overloadpacket]
+    if isinstance(what, OpOverload):
+        packet = what._overloadpacket
+        return [what, packet] if len(packet._overload_names) == 1 else [what]
+    if isinstance(what, OpOverloadPacket):
+        return [*what.op_overloads(), what]
+    if isinstance(what, type) or not callable(what):
+        raise TypeError(
+            f"{verb} takes a custom op, an OpOverload, an OpOverloadPacket, the name of an "
+            f"operator or namespace, or a predicate; got {type(what).__name__}"
+        )
+    return _objects_of_predicate(what, verb)
+
+
+def _objects_of_predicate(predicate: Predicate, verb: str) -> list[Any]:
+    if verb == "accelerate":
+        if predicate not in RULES.predicates:
+            RULES.predicates.append(predicate)
+        _cover_by_rule()
+        return []
+    if predicate not in RULES.predicates:
+        raise ValueError("restore: accelerate was never called with this predicate")
+    RULES.predicates.remove(predicate)
+    return [o for o in list(ACCELERATED) if predicate(o) and not RULES.cover(o)]
+
+
+def restore(what: Any = None) -> None:
+    """See :func:`hotop.restore`."""
+    if what is None:
+        RULES.namespaces.clear()
+        RULES.predicates[:] = INSTALLED
+        _restore([o for o in list(ACCELERATED) if not RULES.cover(o)])
+        return
+    if isinstance(what, str) and "::" not in what:
+        if what not in RULES.namespaces:
+            raise ValueError(f"restore: the namespace {what!r} is not accelerated")
+        RULES.namespaces.remove(what)
+        _restore([o for o in list(ACCELERATED) if o.namespace == what and not RULES.cover(o)])
+        for packet in _packets(what):
+            _restore_packet(packet)
+        return
+    found = _objects_of(what, "restore")
+    if found and not any(isinstance(o, AcceleratedOverload | AcceleratedPacket) for o in found):
+        raise ValueError(f"restore: {what} is not accelerated")
+    _restore([o for o in found if isinstance(o, OpOverload)])
+
+
+def _restore(overloads: list[OpOverload]) -> None:
+    for overload in overloads:
+        if not isinstance(overload, AcceleratedOverload):
+            continue
+        op = _op_of(overload)
+        if isinstance(op, AcceleratedOpDef):
+            _accelerated.restore_op(op)
+        _accelerated.restore_overload(overload)
+        ACCELERATED.discard(overload)
+        _restore_packet(overload._overloadpacket)
+
+
+def _restore_packet(packet: OpOverloadPacket[Any, Any]) -> None:
+    if isinstance(packet, AcceleratedPacket) and not any(
+        isinstance(o, AcceleratedOverload) for o in _overloads(packet)
+    ):
+        _accelerated.restore_packet(packet)

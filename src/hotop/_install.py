@@ -1,0 +1,52 @@
+"""PyTorch's ways to define an operator from Python, made to give fast ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch._library import custom_ops
+from torch._ops import OpOverload
+
+from hotop import _existing
+from hotop._existing import logger
+from hotop._op import OpDef
+
+
+def _defined_in_python(overload: OpOverload) -> bool:
+    return overload._defined_in_python
+
+
+def is_installed() -> bool:
+    """Return whether :func:`install` is in force."""
+    return bool(_existing.INSTALLED)
+
+
+def _new(cls: type, *args: Any, **kwargs: Any) -> Any:
+    if is_installed() and cls is custom_ops.CustomOpDef:
+        return OpDef.__new__(OpDef)
+    return super(custom_ops.CustomOpDef, cls).__new__(cls)
+
+
+def install() -> None:
+    """See :func:`hotop.install`."""
+    if is_installed():
+        return
+    # type.__call__ then runs __init__ of what came back. It stays in place, asking the switch:
+    # CPython does not forget that a class once had a __new__.
+    custom_ops.CustomOpDef.__new__ = _new  # type: ignore[method-assign,assignment]
+    _existing.INSTALLED.append(_defined_in_python)
+    before = len(_existing.ACCELERATED)
+    _existing.accelerate(_defined_in_python)
+    logger.info(
+        "installed: custom_op, triton_op and Library make fast ops; %d existing ones accelerated",
+        len(_existing.ACCELERATED) - before,
+    )
+
+
+def uninstall() -> None:
+    """See :func:`hotop.uninstall`."""
+    if not is_installed():
+        return
+    _existing.INSTALLED.clear()
+    _existing.restore(_defined_in_python)
+    logger.info("uninstalled")

@@ -1,0 +1,267 @@
+"""A run over all items in worker processes; a crash is put down to its call, and tried again."""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+import queue
+import resource
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+SILENCE = 60.0  # seconds without a word from a worker: its call hangs
+MEMORY = 8 << 30  # bytes of address space of a worker: wild sizes must not take the machine
+TRIES = 2  # of a call that crashed
+CRASHES = 2  # of an item; then the rest of it is left
+
+
+@dataclass
+class Finding:
+    """A difference or a crash, and the words that replay it."""
+
+    item: str
+    step: str
+    title: str
+    lines: list[str]
+
+    @property
+    def replay(self) -> str:
+        """What `--replay` takes."""
+        return f"{self.item}:{self.step}"
+
+
+@dataclass
+class Totals:
+    """The sum of all reports."""
+
+    counts: collections.Counter[str] = field(default_factory=collections.Counter)
+    overloads: dict[str, collections.Counter[str]] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # crashes and hangs of PyTorch itself
+    items: int = 0
+
+
+def work(job: dict[str, Any]) -> None:
+    """Be a worker: compare the items of a job and say on standard output what is found."""
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    from tools.boxed.work import prepare, run_item
+
+    out = os.fdopen(os.dup(1), "w")  # what operators print goes elsewhere
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+    def tell(**words: Any) -> None:
+        out.write(json.dumps(words) + "\n")
+        out.flush()
+
+    prepare()
+    seen = collections.Counter[str]()
+    cap = job["cap"]
+    with tempfile.TemporaryDirectory() as directory:
+        os.chdir(directory)  # some operators write files
+        for item in job["items"]:
+            tell(begin=item)
+            options = {key: job[key] for key in ("number", "spoil", "only")}
+            options["after"] = job["after"] if item == job["items"][0] else ""
+            report = run_item(
+                item,
+                job["seed"],
+                **options,
+                say=lambda step: tell(step=step),
+                most=lambda name: bool(cap) and seen[name] >= cap,
+            )
+            seen.update({name: tally["calls"] for name, tally in report.overloads.items()})
+            tell(
+                end=item,
+                counts=report.counts,
+                overloads=report.overloads,
+                findings=report.findings,
+            )
+        os.chdir("/")
+
+
+def _environment() -> dict[str, str]:
+    quiet = {"TORCH_CPP_LOG_LEVEL": "FATAL", "KINETO_LOG_LEVEL": "99", "OMP_NUM_THREADS": "1"}
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, **quiet, "PYTHONPATH": os.pathsep.join(p for p in paths if p)}
+
+
+def worker_lines(job: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Start a worker and yield what it says; last comes how it ended."""
+    with tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-X", "faulthandler", "-m", "tools.boxed", "--work", json.dumps(job)],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            errors="replace",
+            env=_environment(),
+        )
+        assert process.stdout is not None
+        hung = threading.Event()
+
+        def silent() -> None:
+            hung.set()
+            process.kill()
+
+        timer = threading.Timer(SILENCE * 3, silent)  # the first words wait for the imports
+        timer.start()
+        try:
+            for line in process.stdout:
+                timer.cancel()
+                timer = threading.Timer(SILENCE, silent)
+                timer.daemon = True
+                timer.start()
+                if line.startswith("{"):
+                    yield json.loads(line)
+            process.wait()
+            errors.seek(0)
+            tail = [line.rstrip() for line in errors.readlines()[-25:]]
+            yield {"exit": process.returncode, "hang": hung.is_set(), "stderr": tail}
+        finally:
+            timer.cancel()
+            process.kill()
+            process.wait()
+
+
+def _ends_badly(job: dict[str, Any]) -> str:
+    for words in worker_lines(job):
+        if "exit" in words:
+            return "hang" if words["hang"] else f"exit {words['exit']}" if words["exit"] else ""
+    return ""
+
+
+def _judged(job: dict[str, Any], item: str, step: str, words: dict[str, Any]) -> dict[str, Any]:
+    """Say whether a call that crashed does so on PyTorch's side alone."""
+    what = "hangs" if words["hang"] else f"crashes (exit status {words['exit']})"
+    alone = {**job, "items": [item], "only": step, "after": ""}
+    if any(_ends_badly({**alone, "spoil": "PyTorch"}) for _ in range(TRIES)):
+        return {"note": f"{item}:{step} {what}, and so does PyTorch's own call"}
+    if job["spoil"] != "PyTorch" and any(_ends_badly(alone) for _ in range(TRIES)):
+        return {"finding": Finding(item, step, f"{what} only when accelerated", words["stderr"])}
+    return {"note": f"{item}:{step} {what} once, not when made alone"}
+
+
+def _run_batch(
+    job: dict[str, Any], say: Callable[[dict[str, Any]], None], stop: threading.Event
+) -> None:
+    """Compare items; after a crash go on behind the call that crashed."""
+    items, after = list(job["items"]), ""
+    crashes = collections.Counter[str]()
+    while items and not stop.is_set():
+        current, step = items[0], ""
+        for words in worker_lines({**job, "items": items, "after": after}):
+            if stop.is_set():
+                return
+            if "begin" in words:
+                current, step = words["begin"], ""
+            elif "step" in words:
+                step = words["step"]
+            elif "end" in words:
+                items, after = items[1:], ""
+                say(words)
+            elif items:
+                if not step:
+                    tail = "; ".join(words["stderr"][-3:])
+                    say({"note": f"{current}: the worker ended before a call: {tail}"})
+                    items, after = items[1:], ""
+                    continue
+                say(_judged(job, current, step, words))
+                crashes[current] += 1
+                after = step
+                if crashes[current] >= CRASHES:
+                    say({"note": f"{current}: {CRASHES} crashes, the rest of it is left"})
+                    items, after = items[1:], ""
+
+
+def confirmed(finding: Finding, job: dict[str, Any]) -> bool:
+    """Tell whether a difference is there as well when its call is made alone, in a new process."""
+    alone = {**job, "items": [finding.item], "only": finding.step, "after": "", "cap": 0}
+    for words in worker_lines(alone):
+        if "end" in words:
+            return bool(words["findings"])
+    return True
+
+
+def run_campaign(
+    items: list[str],
+    *,
+    seed: int,
+    jobs: int = 1,
+    number: int = 4,
+    cap: int = 0,
+    batch: int = 80,
+    spoil: str = "",
+    progress: Callable[[Totals], None] = lambda totals: None,
+    on_finding: Callable[[Finding], None] = lambda finding: None,
+) -> Totals:
+    """Compare all items.
+
+    Args:
+        items: What `work.run_item` takes.
+        seed: All draws come from it.
+        jobs: Worker processes at a time.
+        number: Forms and states of each call.
+        cap: Calls of one overload per worker; 0 for no limit.
+        batch: Items per worker.
+        spoil: A break of `compare.SPOILS` (a self-test), or "PyTorch" on both sides.
+        progress: Gets the totals after each item.
+        on_finding: Gets each finding.
+
+    Returns:
+        The totals.
+    """
+    job = {"seed": seed, "number": number, "spoil": spoil, "only": "", "after": "", "cap": cap}
+    totals = Totals()
+    batches: queue.SimpleQueue[list[str]] = queue.SimpleQueue()
+    for start in range(0, len(items), batch):
+        batches.put(items[start : start + batch])
+    said: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    stop = threading.Event()
+
+    def serve() -> None:
+        while not stop.is_set():
+            try:
+                some = batches.get_nowait()
+            except queue.Empty:
+                break
+            _run_batch({**job, "items": some}, said.put, stop)
+        said.put({"served": True})
+
+    threads = [threading.Thread(target=serve, daemon=True) for _ in range(jobs)]
+    for thread in threads:
+        thread.start()
+    serving = jobs
+    try:
+        while serving:
+            words = said.get()
+            findings: list[Finding] = []
+            if "served" in words:
+                serving -= 1
+            elif "note" in words:
+                totals.notes.append(words["note"])
+            elif "finding" in words:
+                findings = [words["finding"]]
+            else:
+                totals.items += 1
+                totals.counts.update(words["counts"])
+                for name, tally in words["overloads"].items():
+                    totals.overloads.setdefault(name, collections.Counter()).update(tally)
+                findings = [Finding(words["end"], *found) for found in words["findings"]]
+            for finding in findings:
+                totals.findings.append(finding)
+                on_finding(finding)
+            progress(totals)
+    finally:
+        stop.set()
+    for thread in threads:
+        thread.join(30)
+    return totals

@@ -1,0 +1,1 @@
+"""Public packages whose PyTorch ops run on a CPU, with and without `hotop.install()`."""
