@@ -66,13 +66,13 @@ def test_without_hotop(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 LATER = """
-with torch.library._scoped_library("hoplater", "DEF") as library:
-    library.define("g(Tensor x) -> Tensor")
-    library.impl("g", lambda x: x + 1, "CPU")
-    torch.ops.hoplater.g(torch.ones(1))
-    torch.ops.aten.relu.default(torch.ones(1))
-    import hotop
-    print([(op.name, op.how, op.calls, op.pytorch) for op in hotop.report().ops])
+library = torch.library.Library("hoplater", "DEF")
+library.define("g(Tensor x) -> Tensor")
+library.impl("g", lambda x: x + 1, "CPU")
+torch.ops.hoplater.g(torch.ones(1))
+torch.ops.aten.relu.default(torch.ones(1))
+import hotop
+print([(op.name, op.how, op.calls, op.pytorch) for op in hotop.report().ops])
 """
 
 

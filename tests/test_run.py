@@ -235,7 +235,7 @@ def test_a_program_and_its_child(tmp_path: Path) -> None:
     heads = [line for line in lines if line.startswith("hotop: process ") and ".py" in line]
     assert [line.rsplit(".py", 1)[1] for line in heads] == [" child", " --report a b"]
     ops = [line.split() for line in lines if "hoprun::f" in line]
-    assert [op[:5] for op in ops] == [["hoprun::f.default", "custom_op", "5", "0", "0"]] * 2
+    assert [op[:5] for op in ops] == [["hoprun::f", "custom_op", "5", "0", "0"]] * 2
     # The child may have other work than the program; only the program says what it lacks.
     assert [line for line in lines if "'hopnone'" in line] == [
         line for line in lines if "has no operators of the namespace" in line
@@ -349,9 +349,9 @@ def test_report_text(monkeypatch) -> None:
     monkeypatch.setattr(_cost_model, "BOXED_SAVING", {"C++": ((1, 2.0),)})
     report = hotop.Report(
         ops=[
-            hotop.OpReport("hopgone::f.default", "custom_op", 2_000_000, 0, 0, 2),
-            hotop.OpReport("aten::relu.default", "C++", 0, 1_000_000, 2, 2),
-            hotop.OpReport("hopgone::g.default", "Library", 0, 30, 0, 2),
+            hotop.OpReport("hopgone::f", "custom_op", 2_000_000, 0, 0, 2),
+            hotop.OpReport("aten::relu", "C++", 0, 1_000_000, 2, 2),
+            hotop.OpReport("hopgone::g", "Library", 0, 30, 0, 2),
         ],
         left={"a::b": "no kernel", "a::c": "no kernel", "a::d": "odd"},
     )
@@ -363,9 +363,9 @@ def test_report_text(monkeypatch) -> None:
     )
     cells = [line.split(maxsplit=5) for line in lines[3:6]]
     assert [(row[0], row[-1]) for row in cells] == [
-        ("hopgone::f.default", "7,930.0 to 17,950.0"),
-        ("aten::relu.default", "2,000.0"),
-        ("hopgone::g.default", "not known"),
+        ("hopgone::f", "7,930.0 to 17,950.0"),
+        ("aten::relu", "2,000.0"),
+        ("hopgone::g", "not known"),
     ]
     assert "estimated: 9,930.0 to 19,950.0 ms" in lines[6]
     assert _cost_model.SOURCE in lines[6]
@@ -381,4 +381,4 @@ def test_report_text(monkeypatch) -> None:
 
 def test_arguments_of_an_operator() -> None:
     assert _at_exit._arguments("aten::add.Tensor") == 2
-    assert _at_exit._arguments("aten::relu.default") == 1
+    assert _at_exit._arguments("aten::relu") == 1

@@ -1,7 +1,7 @@
 // The boxed rung: a call's arguments converted by its plan, then one boxed call of the dispatcher.
 //
-// What reaches the dispatcher is what PyTorch's own entry would give it. A value whose conversion is
-// not certain, or that may want to see the call itself, leaves the whole call to that entry.
+// What reaches the dispatcher is what PyTorch's own entry would give it. A value whose conversion
+// is not certain, or that may want to see the call itself, leaves the whole call to that entry.
 #include "boxed.h"
 
 #include <cxxabi.h>
@@ -184,8 +184,7 @@ HOTOP_INLINE bool push_value(const Plan& plan, int position, PyObject* value, St
     }
     case Kind::Dtype:
       if (!Py_IS_TYPE(value, &THPDtypeType)) break;
-      stack->emplace_back(
-          static_cast<int64_t>(reinterpret_cast<THPDtype*>(value)->scalar_type));
+      stack->emplace_back(static_cast<int64_t>(reinterpret_cast<THPDtype*>(value)->scalar_type));
       return true;
     case Kind::Device:
       if (!Py_IS_TYPE(value, &THPDeviceType)) break;
@@ -230,7 +229,8 @@ bool fill_stack(const Plan& plan, PyObject* const* args, Py_ssize_t nargs, PyObj
   return true;
 }
 
-// PyTorch's binding lets the same translators speak. Unwinding of a thread that CPython ends passes.
+// PyTorch's binding lets the same translators speak. Unwinding of a thread that CPython ends
+// passes.
 PyObject* call_dispatcher(const Plan& plan, Stack* stack) try {
   const c10::OperatorHandle handle = plan.handle;
   {

@@ -4,8 +4,8 @@
 #include <torch/csrc/PyInterpreter.h>
 
 #include "node.h"
-#include "python_kernel.h"
 #include "python_compat.h"
+#include "python_kernel.h"
 #include "thread_state.h"
 #include "torch_compat.h"
 

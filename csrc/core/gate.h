@@ -100,8 +100,8 @@ HOTOP_INLINE bool any_tensor(const Plan& plan, const Call& call,
   return false;
 }
 
-// Puts values into their schema positions in `values`, a place for each argument, null where none is
-// given. Returns how many leading positions may be filled; -1: a keyword does not fit.
+// Puts values into their schema positions in `values`, a place for each argument, null where none
+// is given. Returns how many leading positions may be filled; -1: a keyword does not fit.
 int bind_keywords(const Plan& plan, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames,
                   PyObject** values, Verdict* verdict);
 

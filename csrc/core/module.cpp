@@ -50,7 +50,8 @@ PyMODINIT_FUNC PyInit__core() {
       PyModule_AddFunctions(module.get(), hotop::node_functions) < 0 ||
       PyModule_AddFunctions(module.get(), hotop::python_kernel_functions) < 0 ||
       !hotop::add_plan_type(module.get()) || !hotop::add_slot_type(module.get()) ||
-      !hotop::add_tunable_type(module.get()) || !hotop::load_gate_objects() || !hotop::load_boxed_objects() ||
+      !hotop::add_tunable_type(module.get()) || !hotop::load_gate_objects() ||
+      !hotop::load_boxed_objects() ||
       PyModule_AddStringConstant(module.get(), "TORCH_VERSION", HOTOP_TORCH_VERSION) < 0) {
     return nullptr;
   }

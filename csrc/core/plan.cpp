@@ -107,8 +107,8 @@ void flatten_arguments(Plan& plan, const c10::FunctionSchema& schema) {
       type = type->containedType(0);
     }
     argument.kind = kind_of(*type);
-    argument.symints = argument.kind == Kind::IntList &&
-                       type->containedType(0)->kind() == TypeKind::SymIntType;
+    argument.symints =
+        argument.kind == Kind::IntList && type->containedType(0)->kind() == TypeKind::SymIntType;
     // PyTorch does not dispatch on an optional list of Tensors; leave that to it.
     if (argument.optional && holds_tensors(argument.kind) && argument.kind != Kind::Tensor) {
       argument.kind = Kind::Other;

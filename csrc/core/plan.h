@@ -90,7 +90,7 @@ struct Plan {
 
   c10::OperatorHandle handle;
   const c10::impl::OperatorEntry* entry = nullptr;
-  bool live = false;  // false: never direct (kind unknown, or the definition is gone)
+  bool live = false;                // false: never direct (kind unknown, or the definition is gone)
   bool registered = true;           // the dispatcher still has the operator
   bool numbers_as_tensors = false;  // PyTorch takes a number where a Tensor is declared
 

@@ -1,12 +1,14 @@
 // The dispatcher's holder of a kernel written in Python, whose class PyTorch does not declare.
 //
-// Its layout is written down here a second time. `learn_python_kernels` compares it with two kernels
-// whose functions are known; until that succeeded no kernel is read.
+// Its layout is written down here a second time. `learn_python_kernels` compares it with two
+// kernels whose functions are known; until that succeeded no kernel is read.
 #include "python_kernel.h"
 
 #include <c10/core/SafePyObject.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/PyInterpreter.h>
+
+#include <optional>
 
 #include "torch_compat.h"
 
@@ -24,6 +26,7 @@ struct PythonKernelHolder : c10::OperatorKernel {
 using TypeMark = const void*;
 
 TypeMark holder_type = nullptr;  // null: not learned
+std::optional<c10::KernelFunction> autograd_fallback;
 
 TypeMark type_mark(const c10::OperatorKernel* functor) {
   return *reinterpret_cast<const TypeMark*>(functor);  // its table of virtual functions
@@ -37,13 +40,17 @@ const c10::OperatorKernel* functor_at(const c10::OperatorHandle& op, c10::Dispat
   return kernel_functor(operator_entry(op).kernelForDispatchKey(key)).get();
 }
 
-// learn_python_kernels(name, function) -> bool: `function` is the kernel of this operator at CPU, and
-// at CUDA with the key set as its first argument.
+// learn_python_kernels(name, function, has_fallback) -> bool: `function` is the kernel of this
+// operator at CPU, and at CUDA with the key set as its first argument; at AutogradCPU it has
+// PyTorch's fallback, or has_fallback is false.
 PyObject* learn_python_kernels(PyObject*, PyObject* args) {
   HANDLE_TH_ERRORS
   const char* name = nullptr;
   PyObject* function = nullptr;
-  if (!PyArg_ParseTuple(args, "sO:learn_python_kernels", &name, &function)) return nullptr;
+  int has_fallback = 0;
+  if (!PyArg_ParseTuple(args, "sOp:learn_python_kernels", &name, &function, &has_fallback)) {
+    return nullptr;
+  }
   const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
   const auto* plain = functor_at(op, c10::DispatchKey::CPU);
   const auto* keyed = functor_at(op, c10::DispatchKey::CUDA);
@@ -57,6 +64,11 @@ PyObject* learn_python_kernels(PyObject*, PyObject* args) {
                      first.key == c10::DispatchKey::CPU && second.key == c10::DispatchKey::CUDA &&
                      !first.with_keyset && second.with_keyset && !first.with_op && !second.with_op;
   holder_type = known ? type_mark(plain) : nullptr;
+  const auto keys = c10::DispatchKeySet(c10::DispatchKey::AutogradCPU);
+  const int index = keys.getDispatchTableIndexForDispatchKeySet();
+  if (known && has_fallback && index >= 0) {
+    autograd_fallback = dispatch_table(operator_entry(op))[index];
+  }
   return PyBool_FromLong(known);
   END_HANDLE_TH_ERRORS
 }
@@ -112,8 +124,7 @@ PyObject* python_function_of(const c10::OperatorKernel* functor) {
 }
 
 bool is_autograd_fallback(const c10::KernelFunction& kernel) {
-  static const torch::CppFunction reference = torch::autograd::basicAutogradNotImplementedFallback();
-  return kernel._equalsBoxedAndUnboxed(kernel_of(reference));
+  return autograd_fallback.has_value() && kernel._equalsBoxedAndUnboxed(*autograd_fallback);
 }
 
 PyMethodDef python_kernel_functions[] = {

@@ -65,8 +65,8 @@ PyType_Slot slot_slots[] = {
 PyType_Spec slot_spec = {"hotop._core.CallSlot", sizeof(Slot), 0,
                          Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, slot_slots};
 
-// bind(slot, plan | None, slow, may_be_direct=True): from now on calls go by the plan, and otherwise
-// to `slow`. An operator whose kernels are in C++ is never called directly.
+// bind(slot, plan | None, slow, may_be_direct=True): from now on calls go by the plan, and
+// otherwise to `slow`. An operator whose kernels are in C++ is never called directly.
 PyObject* bind(PyObject*, PyObject* args) {
   PyObject* object = nullptr;
   PyObject* plan = nullptr;
@@ -131,8 +131,8 @@ PyObject* call_by_dict(PyObject* self, PyObject* args, PyObject* kwargs) {
   return slot->vectorcall(found.get(), all, nargs, names.get());
 }
 
-// point_calls_by_dict(cls): the same for a class of objects whose layout is PyTorch's: their slot is
-// what their dict has under SLOT_NAME.
+// point_calls_by_dict(cls): the same for a class of objects whose layout is PyTorch's: their slot
+// is what their dict has under SLOT_NAME.
 PyObject* point_calls_by_dict(PyObject*, PyObject* object) {
   if (!PyType_Check(object)) {
     PyErr_SetString(PyExc_TypeError, "expected a class");
@@ -167,8 +167,7 @@ bool is_slot(PyObject* object) {
   return false;
 }
 
-PyObject* call_pytorch(Slot* slot, PyObject* const* args, size_t nargsf,
-                                  PyObject* kwnames) {
+PyObject* call_pytorch(Slot* slot, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
   if (slot->slow == nullptr) {
     PyErr_SetString(PyExc_RuntimeError, "this op was called before it was defined");
     return nullptr;

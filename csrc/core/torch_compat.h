@@ -6,12 +6,10 @@
 
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/forward_grad.h>
 #include <torch/csrc/autograd/python_function.h>
 #include <torch/csrc/autograd/variable.h>
-#include <torch/library.h>
 #include <torch/version.h>
 
 #include <array>
@@ -52,7 +50,6 @@ HOTOP_EXPOSE(MasksTag, c10::DispatchKeyExtractor, nonFallthroughKeysPerBackend_,
 HOTOP_EXPOSE(PerBackendTag, c10::DispatchKeyExtractor, requiresBitsetPerBackend_, bool)
 HOTOP_EXPOSE(BoxedTag, c10::KernelFunction, boxed_kernel_func_, c10::BoxedKernel)
 HOTOP_EXPOSE(FunctorTag, c10::BoxedKernel, functor_, c10::intrusive_ptr<c10::OperatorKernel>)
-HOTOP_EXPOSE(CppFunctionTag, torch::CppFunction, func_, c10::KernelFunction)
 HOTOP_EXPOSE(ModesTag, at::impl::PythonTorchFunctionTLS, stack_, FunctionModes)
 #undef HOTOP_EXPOSE
 
@@ -80,10 +77,6 @@ inline const DispatchTable& dispatch_table(const c10::impl::OperatorEntry& entry
 inline const c10::intrusive_ptr<c10::OperatorKernel>& kernel_functor(
     const c10::KernelFunction& kernel) {
   return (kernel.*reach(detail::BoxedTag{})).*reach(detail::FunctorTag{});
-}
-
-inline const c10::KernelFunction& kernel_of(const torch::CppFunction& function) {
-  return function.*reach(detail::CppFunctionTag{});
 }
 
 // The dispatcher's own rule: keys of the call, less those that fall through for this operator.

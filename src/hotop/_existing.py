@@ -72,7 +72,10 @@ def _learn_python_kernels() -> None:
 
         library.impl("probe", probe, "CPU")
         library.impl("probe", probe, "CUDA", with_keyset=True)
-        if not _core.learn_python_kernels("hotop_probe::probe", probe):
+        table = _C._dispatch_dump_table("hotop_probe::probe").splitlines()
+        autograd = next(line for line in table if line.startswith("AutogradCPU:"))
+        has_fallback = "VariableFallbackKernel.cpp" in autograd and "[backend fallback]" in autograd
+        if not _core.learn_python_kernels("hotop_probe::probe", probe, has_fallback):
             logger.warning(
                 "hotop does not know this PyTorch's kernels in Python: calls of ops that were made "
                 "by Library.impl take the boxed road"

@@ -24,7 +24,7 @@ def is_installed() -> bool:
 def _new(cls: type, *args: Any, **kwargs: Any) -> Any:
     if is_installed() and cls is custom_ops.CustomOpDef:
         return OpDef.__new__(OpDef)
-    return super(custom_ops.CustomOpDef, cls).__new__(cls)
+    return super(custom_ops.CustomOpDef, cls).__new__(cls)  # type: ignore[misc]
 
 
 def install() -> None:
@@ -33,7 +33,7 @@ def install() -> None:
         return
     # type.__call__ then runs __init__ of what came back. It stays in place, asking the switch:
     # CPython does not forget that a class once had a __new__.
-    custom_ops.CustomOpDef.__new__ = _new  # type: ignore[method-assign,assignment]
+    custom_ops.CustomOpDef.__new__ = _new  # type: ignore[method-assign]
     _existing.INSTALLED.append(_defined_in_python)
     before = len(_existing.ACCELERATED)
     _existing.accelerate(_defined_in_python)

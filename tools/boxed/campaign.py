@@ -53,6 +53,7 @@ def work(job: dict[str, Any]) -> None:
     """Be a worker: compare the items of a job and say on standard output what is found."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    from tools.boxed.compare import PRINTED, Printed
     from tools.boxed.work import prepare, run_item
 
     out = os.fdopen(os.dup(1), "w")  # what operators print goes elsewhere
@@ -63,6 +64,7 @@ def work(job: dict[str, Any]) -> None:
         out.flush()
 
     prepare()
+    PRINTED.append(Printed())
     seen = collections.Counter[str]()
     cap = job["cap"]
     with tempfile.TemporaryDirectory() as directory:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
+import os
+import re
 from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any
@@ -17,11 +20,40 @@ from tools.fuzz.compare import SPOILS as FUZZER_SPOILS
 import hotop
 from twin import Observation, differences, observe
 from twin_contexts import FunctionSub
+from twin_observe import normalise
 
 # PyTorch's entries, taken before anything is accelerated.
 _OVERLOAD_CALL = torch._ops.OpOverload.__call__
 _PACKET_CALL = torch._ops.OpOverloadPacket.__call__
 HAS_API = hasattr(hotop, "accelerate")
+
+
+# PyTorch prints the warnings of its C++ code where no Python entry has its handler on.
+_STAMP = re.compile(r"\[W\d+ [\d:.]+ ")
+
+
+class Printed:
+    """What C++ code writes to the standard error of this process."""
+
+    def __init__(self) -> None:
+        """Take the place of standard error; faulthandler keeps the old one."""
+        self._old = os.dup(2)
+        faulthandler.enable(os.fdopen(self._old, "w"))
+        self._file = os.memfd_create("stderr")
+        os.dup2(self._file, 2)
+
+    def taken(self) -> str:
+        """Return what was written since the last look."""
+        size = os.lseek(self._file, 0, os.SEEK_CUR)
+        if not size:
+            return ""
+        text = os.pread(self._file, size, 0).decode(errors="replace")
+        os.ftruncate(self._file, 0)
+        os.lseek(self._file, 0, os.SEEK_SET)
+        return normalise(_STAMP.sub("[W ", text))
+
+
+PRINTED: list[Printed] = []  # empty where the process keeps its standard error
 
 
 def by_pytorch(op: Any) -> Callable:
@@ -94,6 +126,8 @@ class Case:
     def side(self, call: Callable) -> Observation:
         """Make the call and return all that can be observed."""
         FunctionSub.seen.clear()
+        for printed in PRINTED:
+            printed.taken()
         grad_mode = torch.is_grad_enabled()
         keys = (
             torch._C._dispatch_tls_local_include_set(),
@@ -108,6 +142,7 @@ class Case:
             )
         torch.set_grad_enabled(grad_mode)
         seen["seen by the subclass"] = list(FunctionSub.seen)
+        seen["printed"] = [printed.taken() for printed in PRINTED]
         seen["random numbers"] = str(torch.get_rng_state().sum())
         return seen
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import logging
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -39,6 +40,7 @@ def prepare() -> None:
     torch._C._set_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = True
     warnings.simplefilter("ignore")
+    logging.disable(logging.CRITICAL)
 
 
 def calls_of(item: str, seed: int) -> Iterator[tuple[str, list[Any]]]:
