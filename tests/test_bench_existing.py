@@ -122,7 +122,7 @@ def same(first, second):
     if isinstance(first, torch.Tensor):
         return torch.equal(first, second)
     if isinstance(first, (tuple, list)):
-        return all(map(same, first, second, strict=True))
+        return all(same(*pair) for pair in zip(first, second, strict=True))
     return first == second
 
 

@@ -43,7 +43,7 @@ def leaf() -> Tensor:
 def test_direct(how: Callable[..., Tensor]) -> None:
     before = f._plan.direct_calls
     for args, kwargs in [((torch.ones(1),), {}), ((torch.ones(1), 2), {"s": "b"})]:
-        assert hotop.explain(how, *args, **kwargs) == hotop.Explanation(True, "")
+        assert hotop.explain(how, *args, **kwargs) == hotop.Explanation(True, "", "direct")
         how(*args, **kwargs)
     assert f._plan.direct_calls == before + 2
 

@@ -358,8 +358,8 @@ def test_report_text(monkeypatch) -> None:
     lines = _at_exit.describe(report, "process 1: x").splitlines()
     assert lines[0] == "hotop: process 1: x"
     assert lines[1] == (
-        "hotop: 3 operators called, 3,000,032 calls: 2,000,000 direct, 1,000,030 boxed, "
-        "2 by PyTorch"
+        "hotop: operators called: 3; calls: 3,000,032 (2,000,000 direct, 1,000,030 boxed, "
+        "2 by PyTorch)"
     )
     cells = [line.split(maxsplit=5) for line in lines[3:6]]
     assert [(row[0], row[-1]) for row in cells] == [
@@ -369,14 +369,14 @@ def test_report_text(monkeypatch) -> None:
     ]
     assert "estimated: 9,930.0 to 19,950.0 ms" in lines[6]
     assert _cost_model.SOURCE in lines[6]
-    assert lines[7].startswith("hotop: 30 calls are not in the estimate")
+    assert lines[7].endswith("not in the estimate, as nobody measured theirs: 30")
     assert lines[8:] == [
         "hotop: left as they were, with the number of operators:",
         "  2: no kernel",
         "  1: odd",
     ]
     nothing = _at_exit.describe(hotop.Report(), "process 1: x").splitlines()
-    assert nothing[1:] == ["hotop: 0 operators called, 0 calls: 0 direct, 0 boxed, 0 by PyTorch"]
+    assert nothing[1:] == ["hotop: operators called: 0; calls: 0 (0 direct, 0 boxed, 0 by PyTorch)"]
 
 
 def test_arguments_of_an_operator() -> None:

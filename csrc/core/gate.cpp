@@ -240,6 +240,10 @@ bool prepare(Plan& plan, Call* call, PyObject* const* args, Py_ssize_t nargs, Py
   call->casts = route->casts;
   call->keys = keys;
   call->kernel = route->kernel;
+  if (HOTOP_UNLIKELY(route->passes_fallback && facts.any_autograd_meta)) {
+    const int position = needs_fallback(plan, *call);
+    if (position >= 0) return refuse(verdict, Reason::RequiresGrad, position);
+  }
   if (HOTOP_UNLIKELY(route->selects_backend)) {
     call->kernel = selected_kernel(plan, *call);
     if (call->kernel == nullptr) return refuse(verdict, Reason::BackendSelect);
@@ -252,10 +256,6 @@ bool prepare(Plan& plan, Call* call, PyObject* const* args, Py_ssize_t nargs, Py
         find_route(plan, rest, &verdict->key) == nullptr) {
       return refuse(verdict, Reason::DispatchKey);
     }
-  }
-  if (HOTOP_UNLIKELY(route->passes_fallback && facts.any_autograd_meta)) {
-    const int position = needs_fallback(plan, *call);
-    if (position >= 0) return refuse(verdict, Reason::RequiresGrad, position);
   }
   if (facts.any_autograd_meta && (call->below_autograd || call->casts)) {
     const GradFacts grad = grad_facts(plan, *call);

@@ -1,6 +1,12 @@
 """PyTorch operators at the price of a function call."""
 
-from hotop import _interpreter  # noqa: F401  refuses a subinterpreter, before torch is imported
+import sys as _sys
+
+# isort: off  (these two come before torch: one may leave, the other refuses a subinterpreter)
+from hotop import _leave_early  # noqa: F401
+from hotop import _interpreter  # noqa: F401
+
+# isort: on
 from hotop._define import custom_op
 from hotop._explain import Explanation, explain, is_native
 from hotop._fast_custom_op import fast_custom_op
@@ -28,3 +34,8 @@ __all__ = [
     "tuning",
     "uninstall",
 ]
+
+# A program that imports hotop first reached the entry point of HOTOP=1 while this was half done.
+_autoload = _sys.modules.get("hotop_autoload")
+if _autoload is not None:
+    _autoload.start()

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from hotop import _cost_model
+from hotop import _cost_model, _existing
 from hotop._report import OpReport, Report, report
 
 _ROADS = ("direct", "boxed", "pytorch")
@@ -33,7 +33,8 @@ def begin(namespaces: Sequence[str], *, print_report: bool) -> None:
         # A forked child inherits this with its parent's counts.
         if os.getpid() != pid or sys.stderr is None:
             return
-        text = [] if child else [_missing(name) for name in namespaces if not _is_defined(name)]
+        unknown = [name for name in namespaces if not _existing.namespace_exists(name)]
+        text = [] if child else [_missing(name) for name in unknown]
         if print_report:
             result = report()
             if not child or result.ops:
@@ -43,31 +44,16 @@ def begin(namespaces: Sequence[str], *, print_report: bool) -> None:
                 print(part, file=sys.stderr)
 
     atexit.register(end)
+    # For hotop.accelerate() a namespace without operators is an error; here torch itself is still
+    # being imported, and nothing else is.
     for namespace in namespaces:
-        _accelerate(namespace)
-
-
-def _accelerate(namespace: str) -> None:
-    """Accelerate a namespace, or let it be when the library that defines it is imported."""
-    import hotop
-    from hotop import _existing
-
-    if _is_defined(namespace):
-        hotop.accelerate(namespace)
-    else:  # For accelerate() that is an error; here torch itself is still being imported.
-        _existing.watch_look_ups()
-        _existing.RULES.namespaces.add(namespace)
+        _existing.accelerate_namespace(namespace)
 
 
 def _process() -> str:
     words = " ".join(sys.orig_argv[1:])
     rank = f", rank {os.environ['RANK']}" if "RANK" in os.environ else ""
     return f"process {os.getpid()}{rank}: {words if len(words) <= 200 else words[:197] + '...'}"
-
-
-def _is_defined(namespace: str) -> bool:
-    prefix = namespace + "::"
-    return any(name.startswith(prefix) for name in torch._C._dispatch_get_all_op_names())
 
 
 def _missing(namespace: str) -> str:
@@ -78,7 +64,7 @@ def _missing(namespace: str) -> str:
 
 
 def describe(result: Report, process: str) -> str:
-    """Return the report's table with the estimate, or one line if no operator was called.
+    """Return the report's table with the estimate, or only the counts if no operator was called.
 
     Args:
         result: What ``hotop.report()`` returned.
@@ -99,8 +85,8 @@ def describe(result: Report, process: str) -> str:
     calls = sum(total.values())
     lines = [
         f"hotop: {process}",
-        f"hotop: {len(ops):,} operators called, {calls:,} calls: {total['direct']:,} direct, "
-        f"{total['boxed']:,} boxed, {total['pytorch']:,} by PyTorch",
+        f"hotop: operators called: {len(ops):,}; calls: {calls:,} ({total['direct']:,} direct, "
+        f"{total['boxed']:,} boxed, {total['pytorch']:,} by PyTorch)",
     ]
     if ops:
         lines += _table(rows)
@@ -111,7 +97,7 @@ def describe(result: Report, process: str) -> str:
         )
         if unknown:
             lines.append(
-                f"hotop: {unknown:,} calls are not in the estimate, as theirs was not measured"
+                f"hotop: calls that are not in the estimate, as nobody measured theirs: {unknown:,}"
             )
     if result.left:
         reasons = Counter(result.left.values())

@@ -164,7 +164,8 @@ def watch_look_ups() -> None:
     extend(OpOverloadPacket, _after_packet)
 
 
-def _namespace_exists(name: str) -> bool:
+def namespace_exists(name: str) -> bool:
+    """Return whether the dispatcher has an operator of this namespace."""
     prefix = name + "::"
     return any(op.startswith(prefix) for op in _C._dispatch_get_all_op_names())
 
@@ -179,18 +180,23 @@ def _cover_by_rule() -> None:
             cover_packet(packet)
 
 
+def accelerate_namespace(name: str) -> None:
+    """Accelerate a namespace, which may get its operators later."""
+    if name in RULES.namespaces:
+        logger.info("accelerate: the namespace %r is accelerated already", name)
+    RULES.namespaces.add(name)
+    _cover_by_rule()
+    for packet in _packets(name):
+        if len(packet._overload_names) == 1:
+            cover_packet(packet)
+
+
 def accelerate(what: Any) -> None:
     """See :func:`hotop.accelerate`."""
     if isinstance(what, str) and "::" not in what:
-        if not _namespace_exists(what):
+        if not namespace_exists(what):
             raise ValueError(f"accelerate: no operator is defined in the namespace {what!r}")
-        if what in RULES.namespaces:
-            logger.info("accelerate: the namespace %r is accelerated already", what)
-        RULES.namespaces.add(what)
-        _cover_by_rule()
-        for packet in _packets(what):
-            if len(packet._overload_names) == 1:
-                cover_packet(packet)
+        accelerate_namespace(what)
         return
     for found in _objects_of(what, "accelerate"):
         if isinstance(found, OpOverloadPacket):

@@ -23,6 +23,7 @@ def start() -> None:
     try:
         _done = _install()
     except Exception as error:
+        _undo()
         _say(
             f"could not be installed ({type(error).__name__}: {_one_line(error)}); "
             "the program runs without it; unset HOTOP, or install hotop again"
@@ -70,6 +71,15 @@ def _install() -> bool:
                 f"({type(error).__name__}: {_one_line(error)}); the rest of hotop is installed"
             )
     return True
+
+
+def _undo() -> None:
+    """Take back what an install that failed half-way did."""
+    import contextlib
+    import sys
+
+    with contextlib.suppress(Exception):
+        sys.modules["hotop"].uninstall()
 
 
 def _one_line(error: BaseException) -> str:

@@ -6,6 +6,7 @@ import collections
 import json
 import os
 import queue
+import random
 import resource
 import subprocess
 import sys
@@ -158,6 +159,7 @@ def _run_batch(
     """Compare items; after a crash go on behind the call that crashed."""
     items, after = list(job["items"]), ""
     crashes = collections.Counter[str]()
+    starts = 0  # of workers that ended without a call
     while items and not stop.is_set():
         current, step = items[0], ""
         for words in worker_lines({**job, "items": items, "after": after}):
@@ -173,8 +175,11 @@ def _run_batch(
             elif items:
                 if not step:
                     tail = "; ".join(words["stderr"][-3:])
-                    say({"note": f"{current}: the worker ended before a call: {tail}"})
-                    items, after = items[1:], ""
+                    ended = "hang" if words["hang"] else f"exit status {words['exit']}"
+                    say({"note": f"{current}: {ended} before a call: {tail}"})
+                    starts += 1
+                    if starts > 2:
+                        items, after, starts = items[1:], "", 0
                     continue
                 say(_judged(job, current, step, words))
                 crashes[current] += 1
@@ -191,6 +196,18 @@ def confirmed(finding: Finding, job: dict[str, Any]) -> bool:
         if "end" in words:
             return bool(words["findings"])
     return True
+
+
+def batched(items: list[str], batch: int, seed: int) -> list[list[str]]:
+    """Return the items in batches of one source (`op_db` takes seconds to import), mixed up."""
+    mixed = random.Random(seed)
+    batches = []
+    for source in sorted({item.partition("/")[0] for item in items}):
+        some = [item for item in items if item.partition("/")[0] == source]
+        mixed.shuffle(some)
+        batches += [some[start : start + batch] for start in range(0, len(some), batch)]
+    mixed.shuffle(batches)
+    return batches
 
 
 def run_campaign(
@@ -224,8 +241,8 @@ def run_campaign(
     job = {"seed": seed, "number": number, "spoil": spoil, "only": "", "after": "", "cap": cap}
     totals = Totals()
     batches: queue.SimpleQueue[list[str]] = queue.SimpleQueue()
-    for start in range(0, len(items), batch):
-        batches.put(items[start : start + batch])
+    for some in batched(items, batch, seed):
+        batches.put(some)
     said: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
     stop = threading.Event()
 

@@ -6,6 +6,7 @@ import contextlib
 import faulthandler
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any
@@ -38,7 +39,8 @@ class Printed:
     def __init__(self) -> None:
         """Take the place of standard error; faulthandler keeps the old one."""
         self._old = os.dup(2)
-        faulthandler.enable(os.fdopen(self._old, "w"))
+        sys.stderr = os.fdopen(self._old, "w")
+        faulthandler.enable(sys.stderr)
         self._file = os.memfd_create("stderr")
         os.dup2(self._file, 2)
 

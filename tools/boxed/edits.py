@@ -63,7 +63,7 @@ def _defaults_given(op: Any, arguments: Arguments, random: Random) -> Arguments:
 
 
 def _defaults_left_out(op: Any, arguments: Arguments, random: Random) -> Arguments:
-    args, kwargs = arguments
+    args = arguments[0]
     while args and len(args) <= len(op._schema.arguments):
         argument = op._schema.arguments[len(args) - 1]
         if not argument.has_default_value() or argument.kwarg_only:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-PER_OVERLOAD = 6  # different calls kept of an overload, of one OpInfo
+PER_OVERLOAD = 4  # different calls kept of an overload, of one OpInfo
 SAMPLES = 10  # sample inputs of an OpInfo and a dtype
 # One kind of dtype after the other; the first of a kind that the op supports is taken.
 KINDS: tuple[tuple[torch.dtype, ...], ...] = (

@@ -19,6 +19,7 @@ from tools.third_party.worker import MODES
 ROOT = Path(__file__).parents[2]
 BUILT = ROOT / "build" / "third-party"
 PINS = Path(__file__).with_name("pins.toml")
+HEADS = ["package", "run", "steps", "ops called", "calls", "direct", "boxed", "pytorch", "equal"]
 MEANING = {
     "plain": "without hotop",
     "before": "install(), then import",
@@ -28,13 +29,12 @@ MEANING = {
 
 
 def run(python: Path, package: str, mode: str) -> dict[str, Any] | str:
-    """Runs one workload in a process of its own; returns what it wrote, or the end of its errors."""
+    """Runs one workload in a process of its own; returns what it wrote, or its last errors."""
     environment = dict(os.environ, WARP_CACHE_PATH=str(BUILT / "warp-cache"), PYTHONHASHSEED="0")
     environment.pop("PYTHONPATH", None)
     environment.pop("HOTOP", None)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.pt"
-        # Not -m: the working directory would come first, and so would a package named as ours.
         command = [python, "-m", "tools.third_party.worker", package, "--mode", mode, "--out", out]
         done = subprocess.run(
             command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False

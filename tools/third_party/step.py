@@ -15,7 +15,7 @@ class Step:
         name: Says what it does; unique in the workload.
         run: Does it and returns Tensors and plain values in any nesting, mutated arguments too.
         kind: "eager", "compiled" (it calls `torch.compile` or `torch.export`), "error" (it must
-            raise) or "once" (it changes the package for good: last, and not run again).
+            raise) or "once" (it changes the package for good: after all others, and not run again).
     """
 
     name: str

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
-from time import perf_counter_ns
+from time import thread_time_ns
 from typing import Any
 
 import torch
@@ -23,9 +23,9 @@ __all__ = ["MODULE", "Model", "ModelRow", "make_models", "measure_models", "miss
 
 MODULE = "module"
 # Each contender settles before it is timed: the classes of the operators have just changed.
-_WARM_UP_STEPS = 3
-_STEPS = 3
-_ROUNDS = 30
+_WARM_UP_STEPS = 5
+_STEPS = 10
+_ROUNDS = 20
 
 _Call = tuple[OpOverload, tuple[Any, ...], dict[str, Any]]
 
@@ -55,8 +55,8 @@ class ModelRow:
         overloads: Different operators among them.
         equal: Whether the accelerated program's outputs have today's bits.
         roads: Calls of one accelerated step by road.
-        step: The time of a step: of the module that was exported, of the program today, and
-            accelerated.
+        step: The thread's time of a step: of the module that was exported, of the program today,
+            and accelerated.
         operators: The time of the step's operator calls alone, today and accelerated.
     """
 
@@ -204,12 +204,12 @@ def _measure(
     operators: dict[str, list[float]] = {TODAY: [], ACCELERATED: []}
     with gc_paused():
         for _ in range(rounds):
-            step[MODULE].append(_time(run(model.module)))
-            step[TODAY].append(_time(run(modules[TODAY])))
-            operators[TODAY].append(_time(replay))
+            step[MODULE] += _time(run(model.module))
+            step[TODAY] += _time(run(modules[TODAY]))
+            operators[TODAY] += _time(replay)
             with _Aten():
-                step[ACCELERATED].append(_time(fast))
-                operators[ACCELERATED].append(_time(replay))
+                step[ACCELERATED] += _time(fast)
+                operators[ACCELERATED] += _time(replay)
     return ModelRow(
         model.name,
         mode,
@@ -244,14 +244,21 @@ def _same_bits(expected: object, found: object) -> bool:
     return len(first) == len(second) and all(map(torch.equal, first, second))
 
 
-def _time(run: Callable[[], object]) -> float:
+def _time(run: Callable[[], object]) -> list[float]:
+    """Times each of a few steps.
+
+    By the thread's own clock: a step takes long enough for a shared machine to interrupt it, and
+    with one thread it does not wait for anything.
+    """
     for _ in range(_WARM_UP_STEPS):
         run()
-    start = perf_counter_ns()
+    times = []
     for _ in range(_STEPS):
+        start = thread_time_ns()
         run()
-    return (perf_counter_ns() - start) / _STEPS
+        times.append(float(thread_time_ns() - start))
+    return times
 
 
 def _summary(times: Sequence[float]) -> Timing:
-    return Timing(min(times), statistics.median(times), statistics.fmean(times), _STEPS)
+    return Timing(min(times), statistics.median(times), statistics.fmean(times), 1)

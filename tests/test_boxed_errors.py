@@ -1,0 +1,205 @@
+"""Wrong and strange values at accelerated ATen overloads: the answer or the error is PyTorch's."""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._pytree import tree_leaves
+
+import hotop
+from twin import needs_hotop
+from twin_observe import normalise
+from twin_values import VALUES
+
+ops = torch.ops.aten
+# PyTorch's entry, taken before anything is accelerated.
+BY_PYTORCH = torch._ops.OpOverload.__call__
+# Consumed by the first call that reads them, or too large to print.
+VALUE_NAMES = sorted(set(VALUES) - {"iterator", "generator_of_tensors", "list_long"})
+
+
+def x() -> torch.Tensor:
+    return torch.arange(6.0).reshape(2, 3)
+
+# PyTorch takes ints for these, and crashes on one that is no member.
+ENUMS = ("ScalarType", "Layout", "MemoryFormat")
+NO_MEMBERS = {"-1", "257", "2**31", "2**53+1", "2**63-1", "-2**63", "np_int8"}
+
+
+# On meta: PyTorch's kernels for the CPU read wild memory for wild sizes of windows and steps.
+def image() -> torch.Tensor:
+    return torch.empty(1, 2, 4, 4, device="meta")
+
+
+# A good call of each: overload, arguments, keywords.
+GOOD: dict[str, tuple[Any, Callable[[], tuple[Any, ...]], dict[str, Any]]] = {
+    "Tensor, number": (ops.add.Tensor, lambda: (x(), x()), {"alpha": 2}),
+    "Scalar": (ops.mul.Scalar, lambda: (x(), 2.5), {}),
+    "in place": (ops.add_.Tensor, lambda: (x(), x()), {"alpha": 1}),
+    "out": (ops.add.out, lambda: (x(), x()), {"out": x()}),
+    "Tensor list": (ops.cat.default, lambda: ([x(), x()], 1), {}),
+    "optional Tensors": (ops.index.Tensor, lambda: (x(), [None, torch.tensor([0, 2])]), {}),
+    "int lists": (
+        ops.convolution.default,
+        lambda: (image(), image(), None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1),
+        {},
+    ),
+    "int[2] of one int": (ops.avg_pool2d.default, lambda: (image(), 2), {}),
+    "SymInts": (ops.view.default, lambda: (x(), [3, 2]), {}),
+    "optional int list": (ops.sum.dim_IntList, lambda: (x(), [0], True), {"dtype": torch.float64}),
+    "one dimension": (ops.softmax.int, lambda: (x(), 1, torch.float64), {}),
+    "factory": (
+        ops.zeros.default,
+        lambda: ([2, 3],),
+        {"dtype": torch.int64, "device": "cpu", "layout": torch.strided, "pin_memory": False},
+    ),
+    "Generator": (ops.rand.generator, lambda: ([2],), {"generator": torch.Generator()}),
+    "Scalars": (ops.clamp.default, lambda: (x(), 1, 4.0), {}),
+    "str": (ops.div.Tensor_mode, lambda: (x(), x() + 1), {"rounding_mode": "floor"}),
+    "floats": (ops.layer_norm.default, lambda: (x(), [3], None, None, 1e-5, False), {}),
+    "dtype, memory format": (
+        ops._to_copy.default,
+        lambda: (image(),),
+        {"dtype": torch.float64, "memory_format": torch.channels_last},
+    ),
+    "several results": (ops.max.dim, lambda: (x(), 1, False), {}),
+    "list of results": (ops.split.Tensor, lambda: (x(), 1, 0), {}),
+    "a number back": (ops.dim.default, lambda: (x(),), {}),
+    "a Scalar back": (ops._local_scalar_dense.default, lambda: (torch.tensor(2.5),), {}),
+    "bools": (ops.any.dims, lambda: (x() > 2, [1], True), {}),
+}
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    """What a test accelerates is PyTorch's again behind it; memory never written is filled."""
+    torch._C._set_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch._C._set_deterministic_algorithms(False, warn_only=False)
+    if hasattr(hotop, "restore"):
+        hotop.restore()
+
+
+def look(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        meta = (str(value.dtype), str(value.device), tuple(value.shape), str(value.layout))
+        data = None if value.is_meta else normalise(repr(value))
+        return ("Tensor", type(value).__name__, *meta, data, value.requires_grad)
+    if isinstance(value, list | tuple):
+        return (type(value).__name__, [look(element) for element in value])
+    if isinstance(value, float) and math.isnan(value):
+        return "nan"
+    return (type(value).__name__, normalise(repr(value)))
+
+
+def answer(call: Callable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    torch.manual_seed(0)
+    for generator in tree_leaves((args, kwargs)):
+        if isinstance(generator, torch.Generator):
+            generator.manual_seed(0)
+    try:
+        result = call(*args, **kwargs)
+    except Exception as error:
+        text = normalise(str(error))
+        return type(error).__name__, text, type(error.__cause__).__name__
+    return look(result), [look(value) for value in [*args, *kwargs.values()]]
+
+
+def both(op: Any, make: Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]) -> Any:
+    """Return PyTorch's answer; the accelerated overload's must be equal."""
+    args, kwargs = make()
+    expected = answer(lambda *a, **k: BY_PYTORCH(op, *a, **k), args, kwargs)
+    args, kwargs = make()
+    given = answer(op, args, kwargs)
+    assert given == expected, str(op)
+    return expected
+
+
+def fresh(name: str) -> tuple[Any, Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]]:
+    op, positional, keywords = GOOD[name]
+
+    def make() -> tuple[tuple[Any, ...], dict[str, Any]]:
+        copies = {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in keywords.items()}
+        return positional(), copies
+
+    return op, make
+
+
+@needs_hotop
+@pytest.mark.parametrize("name", GOOD)
+def test_good_calls_are_boxed(name: str) -> None:
+    """Else the other tests would compare PyTorch with itself."""
+    op, make = fresh(name)
+    hotop.accelerate(op)
+    args, kwargs = make()
+    assert hotop.explain(op, *args, **kwargs).road == "boxed"
+    expected = both(op, make)
+    assert not isinstance(expected[0], str), f"PyTorch refuses it: {expected}"
+    calls = {one.name: one for one in hotop.report().ops}
+    found = calls.get(str(op._schema.name), calls.get(op._schema.name + "." + op._overloadname))
+    assert found is not None
+    assert (found.direct, found.boxed, found.pytorch) == (0, 1, 0)
+
+
+@needs_hotop
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", GOOD)
+def test_every_value_in_every_place(name: str) -> None:
+    op, make = fresh(name)
+    hotop.accelerate(op)
+    args, kwargs = make()
+    types = [str(argument.real_type) for argument in op._schema.arguments]
+    types_by_name = {a.name: str(a.real_type) for a in op._schema.arguments}
+    refused = 0
+    for place in [*range(len(args)), *kwargs]:
+        kind = types[place] if isinstance(place, int) else types_by_name[place]
+        is_enum = kind.removeprefix("Optional[").rstrip("]") in ENUMS
+        for value in VALUE_NAMES:
+            if is_enum and value in NO_MEMBERS:
+                continue
+
+            def with_value(place: Any = place, value: str = value) -> Any:
+                args, kwargs = make()
+                if isinstance(place, int):
+                    return (*args[:place], VALUES[value](), *args[place + 1 :]), kwargs
+                return args, {**kwargs, place: VALUES[value]()}
+
+            refused += isinstance(both(op, with_value)[0], str)
+    assert refused > 10 * (len(args) + len(kwargs)), "hardly a value was refused"
+
+
+@needs_hotop
+@pytest.mark.parametrize("name", GOOD)
+def test_wrong_numbers_of_arguments(name: str) -> None:
+    op, make = fresh(name)
+    hotop.accelerate(op)
+    args, kwargs = make()
+    first = op._schema.arguments[0].name
+    wrong: list[Callable[[], Any]] = [
+        lambda: ((), {}),
+        lambda: (make()[0], {**make()[1], "nonsense": 1}),
+        lambda: ((*make()[0], *(1 for _ in op._schema.arguments)), {}),
+        lambda: (make()[0], {**make()[1], first: make()[0][0]}),
+        lambda: (make()[0], {**make()[1], "": 1}),
+    ]
+    wrong += [lambda n=n: (make()[0][:n], {}) for n in range(len(args))]
+    refused = sum(isinstance(both(op, one)[0], str) for one in wrong)
+    assert refused >= 4
+
+
+@needs_hotop
+@pytest.mark.parametrize("name", GOOD)
+def test_every_split_between_positions_and_keywords(name: str) -> None:
+    op, make = fresh(name)
+    hotop.accelerate(op)
+    names = [argument.name for argument in op._schema.arguments if not argument.kwarg_only]
+    for keep in range(len(make()[0]) + 1):
+
+        def split(keep: int = keep) -> Any:
+            args, kwargs = make()
+            named = dict(zip(names[keep:], args[keep:], strict=False))
+            return args[:keep], {**dict(reversed(named.items())), **kwargs}
+
+        assert not isinstance(both(op, split)[0], str)
