@@ -3,8 +3,10 @@
 import sys as _sys
 
 # isort: off  (these two come before torch: one may leave, the other refuses a subinterpreter)
-from hotop import _leave_early  # noqa: F401
-from hotop import _interpreter  # noqa: F401
+from hotop import (
+    _interpreter,  # noqa: F401
+    _leave_early,  # noqa: F401
+)
 
 # isort: on
 from hotop._define import custom_op

@@ -19,7 +19,8 @@ from tools.third_party.worker import MODES
 ROOT = Path(__file__).parents[2]
 BUILT = ROOT / "build" / "third-party"
 PINS = Path(__file__).with_name("pins.toml")
-HEADS = ["package", "run", "steps", "ops called", "calls", "direct", "boxed", "pytorch", "equal"]
+HEADS = ["package", "run", "steps", "ops called", "calls", "direct", "boxed", "pytorch"]
+HEADS += ["eager calls on no road", "equal"]
 MEANING = {
     "plain": "without hotop",
     "before": "install(), then import",
@@ -68,6 +69,16 @@ def roads(report: list[tuple[Any, ...]], ops: set[str]) -> tuple[int, int, int]:
     return tuple(map(sum, zip(*counts, strict=True))) if counts else (0, 0, 0)  # type: ignore[return-value]
 
 
+def unseen(found: dict[str, Any]) -> dict[str, int]:
+    """Calls that PyTorch's profiler saw in eager steps and hotop did not count, by op."""
+    missing = {}
+    for name, calls in found["eager calls"].items():
+        counted = sum(roads(found["eager report"], {name}))
+        if calls != counted:
+            missing[name] = calls - counted
+    return missing
+
+
 def exercise(package: str, pin: dict[str, Any], modes: list[str], details: bool) -> bool:
     """Runs a package in all modes, prints its lines; whether all was equal."""
     title = " ".join(pin["requirements"])
@@ -87,11 +98,11 @@ def exercise(package: str, pin: dict[str, Any], modes: list[str], details: bool)
     for line in unstable:
         print(f"{title}: not the same twice even without hotop: {line}", file=sys.stderr)
     ops, calls = set(plain["calls"]), sum(plain["calls"].values())
-    print(row([title, MEANING["plain"], len(plain["results"]), len(ops), calls, *[""] * 4]))
+    print(row([title, MEANING["plain"], len(plain["results"]), len(ops), calls, *[""] * 5]))
     for mode in modes:
         other = run(python, package, mode)
         if isinstance(other, str):
-            print(row([title, MEANING[mode], *[""] * 6, "failed"]))
+            print(row([title, MEANING[mode], *[""] * 7, "failed"]))
             print(f"{title}, {MEANING[mode]}: {other}", file=sys.stderr)
             good = False
             continue
@@ -99,13 +110,16 @@ def exercise(package: str, pin: dict[str, Any], modes: list[str], details: bool)
         counts = roads(other["report"], ops)
         seen, total = len(other["calls"]), sum(other["calls"].values())
         verdict = f"no: {len(wrong)}" if wrong else "yes"
-        steps = len(other["results"])
-        print(row([title, MEANING[mode], steps, seen, total, *counts, verdict]), flush=True)
+        steps, missing = len(other["results"]), unseen(other)
+        cells = [title, MEANING[mode], steps, seen, total, *counts, sum(missing.values()), verdict]
+        print(row(cells), flush=True)
         for line in wrong:
             print(f"{title}, {MEANING[mode]}: {line}", file=sys.stderr)
         if details:
             for name, how, direct, boxed, pytorch in sorted(other["report"]):
                 print(f"    {name} ({how}): {direct} direct, {boxed} boxed, {pytorch} by PyTorch")
+            for name, difference in sorted(missing.items()):
+                print(f"    on no road: {name}: {difference} eager calls")
             for name, why in sorted(other["left"].items()):
                 print(f"    left: {name}: {why}")
         good = good and not wrong

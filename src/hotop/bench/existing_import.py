@@ -17,7 +17,7 @@ __all__ = ["INSTALLED", "PLAIN_IMPORT", "ImportRow", "make_package", "measure_im
 PLAIN_IMPORT = "plain"
 INSTALLED = "installed"
 _OPS = 100
-_ROUNDS = 10
+_ROUNDS = 6
 
 _REGISTER = {
     CUSTOM_OP: """

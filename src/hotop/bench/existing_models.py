@@ -25,7 +25,7 @@ MODULE = "module"
 # Each contender settles before it is timed: the classes of the operators have just changed.
 _WARM_UP_STEPS = 5
 _STEPS = 10
-_ROUNDS = 20
+_ROUNDS = 10
 
 _Call = tuple[OpOverload, tuple[Any, ...], dict[str, Any]]
 
