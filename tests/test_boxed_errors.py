@@ -88,13 +88,14 @@ def restored() -> Iterator[None]:
 def look(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         meta = (str(value.dtype), str(value.device), tuple(value.shape), str(value.layout))
-        data = None if value.is_meta else normalise(repr(value))
+        plain = value.layout is torch.strided and not value.is_meta
+        data = None if value.is_meta else repr(value.detach().tolist() if plain else value)
         return ("Tensor", type(value).__name__, *meta, data, value.requires_grad)
     if isinstance(value, list | tuple):
         return (type(value).__name__, [look(element) for element in value])
     if isinstance(value, float) and math.isnan(value):
         return "nan"
-    return (type(value).__name__, normalise(repr(value)))
+    return (type(value).__name__, repr(value))
 
 
 def answer(call: Callable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -105,9 +106,14 @@ def answer(call: Callable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     try:
         result = call(*args, **kwargs)
     except Exception as error:
-        text = normalise(str(error))
-        return type(error).__name__, text, type(error.__cause__).__name__
+        return type(error).__name__, str(error), type(error.__cause__).__name__
     return look(result), [look(value) for value in [*args, *kwargs.values()]]
+
+
+def normalised(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [normalised(element) for element in value]
+    return normalise(value) if isinstance(value, str) else value
 
 
 def both(op: Any, make: Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]) -> Any:
@@ -116,7 +122,8 @@ def both(op: Any, make: Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]) ->
     expected = answer(lambda *a, **k: BY_PYTORCH(op, *a, **k), args, kwargs)
     args, kwargs = make()
     given = answer(op, args, kwargs)
-    assert given == expected, str(op)
+    if given != expected:  # addresses differ, and the frames that pybind11 tells of
+        assert normalised(given) == normalised(expected), str(op)
     return expected
 
 

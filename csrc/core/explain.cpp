@@ -89,6 +89,12 @@ PyObject* explain(PyObject*, PyObject* arguments) {
       values[nargs + i] = value;
     }
   }
+  if (slot->vectorcall == call_slow) {
+    const bool boxed = can_call_boxed(plan, values.data(), nargs, names.get());
+    return Py_BuildValue("ss", boxed ? "boxed" : "pytorch",
+                         boxed ? "its kernels are not in Python"
+                               : "a value, a keyword or a mode is one that PyTorch has to look at");
+  }
   Call call;
   Verdict verdict;
   if (prepare(plan, &call, values.data(), nargs, names.get(), &verdict)) Py_RETURN_NONE;

@@ -12,15 +12,15 @@ namespace hotop {
 static_assert(offsetof(Slot, vectorcall) == sizeof(PyObject), "the pointer follows the header");
 static_assert(sizeof(Slot) == sizeof(PyObject) + 3 * sizeof(void*), "three words, no padding");
 
+PyObject* call_slow(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
+  return call_pytorch(reinterpret_cast<Slot*>(self), args, nargsf, kwnames);
+}
+
 namespace {
 
 PyTypeObject* SlotType = nullptr;
 PyObject* slot_name = nullptr;
 Py_hash_t slot_name_hash = 0;
-
-PyObject* call_slow(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
-  return call_pytorch(reinterpret_cast<Slot*>(self), args, nargsf, kwnames);
-}
 
 PyObject* slot_new(PyTypeObject* type, PyObject*, PyObject*) {
   PyObject* self = type->tp_alloc(type, 0);
@@ -124,6 +124,10 @@ PyObject* call_by_dict(PyObject* self, PyObject* args, PyObject* kwargs) {
   PyObject* name = nullptr;
   PyObject* value = nullptr;
   for (Py_ssize_t at = 0, i = 0; PyDict_Next(kwargs, &at, &name, &value); ++i) {
+    if (HOTOP_UNLIKELY(!PyUnicode_Check(name))) {
+      PyErr_SetString(PyExc_TypeError, "keywords must be strings");
+      return nullptr;
+    }
     Py_INCREF(name);
     PyTuple_SET_ITEM(names.get(), i, name);
     all[nargs + i] = value;

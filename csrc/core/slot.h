@@ -16,6 +16,9 @@ struct Slot {
 // Every call that is not direct: by the boxed rung, or else by PyTorch's own entry.
 PyObject* call_pytorch(Slot* slot, PyObject* const* args, size_t nargsf, PyObject* kwnames);
 
+// What a slot points to whose calls are never direct.
+PyObject* call_slow(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* kwnames);
+
 bool is_slot(PyObject* object);  // else sets TypeError
 bool add_slot_type(PyObject* module);
 extern PyMethodDef slot_functions[];

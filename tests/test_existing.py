@@ -1,0 +1,418 @@
+"""``hotop.accelerate``, ``restore``, ``install``, ``report``: what they cover and give back."""
+
+import copy
+import gc
+import logging
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._library.custom_ops import CustomOpDef
+from torch._ops import OpOverload, OpOverloadPacket
+
+import hotop
+
+A = torch.ops.aten
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays() -> Iterator[None]:
+    yield
+    hotop.uninstall()
+    hotop.restore()
+
+
+@pytest.fixture
+def library() -> Iterator[torch.library.Library]:
+    made = torch.library.Library("existing", "FRAGMENT")
+    yield made
+    made._destroy()
+
+
+def roads(op: Callable, *args: Any, **kwargs: Any) -> tuple[str, str]:
+    """Return what explain says, and which count a call raises."""
+    overload = op if isinstance(op, OpOverload) else op.default
+    plan = overload.__dict__["_hotop_plan"]
+    told = hotop.explain(op, *args, **kwargs).road
+    names = ("direct", "boxed", "pytorch")
+    before = [getattr(plan, f"{name}_calls") for name in names]
+    op(*args, **kwargs)
+    after = [getattr(plan, f"{name}_calls") for name in names]
+    (taken,) = [n for n, a, b in zip(names, before, after, strict=True) if b > a]
+    return told, taken
+
+
+class TestIdentity:
+    def test_objects_and_hashes_stay(self) -> None:
+        held, packet = A.mul.Tensor, A.relu
+        hashes = hash(held), hash(packet)
+        table = {held: 1}
+        hotop.accelerate("aten")
+        assert held is A.mul.Tensor
+        assert packet is A.relu
+        assert (hash(held), hash(packet)) == hashes
+        assert table[A.mul.Tensor] == 1
+        assert isinstance(held, OpOverload)
+        assert isinstance(packet, OpOverloadPacket)
+        x = torch.ones(2)
+        assert roads(held, x, x) == ("boxed", "boxed")
+        hotop.restore("aten")
+        assert type(held) is OpOverload
+        assert type(packet) is OpOverloadPacket
+        assert torch.equal(held(x, x), x)
+
+    def test_decomposition_tables(self) -> None:
+        table = torch._decomp.core_aten_decompositions()
+        before = {op for op in table if isinstance(op, OpOverload)}
+        hotop.accelerate("aten")
+        assert all(op in table for op in before)
+
+    def test_names_copies_pickles(self) -> None:
+        op = A.add.Tensor
+        said = repr(op), str(op), op.__name__, op.__doc__, op._schema
+        hotop.accelerate(op)
+        assert (repr(op), str(op), op.__name__, op.__doc__, op._schema) == said
+        assert copy.copy(op) is op
+        assert copy.deepcopy(op) is op
+        assert pickle.loads(pickle.dumps(op)) is op
+
+    def test_custom_op(self) -> None:
+        @torch.library.custom_op("existing::square", mutates_args=())
+        def square(x: Tensor) -> Tensor:
+            return x * x
+
+        overload, packet = torch.ops.existing.square.default, torch.ops.existing.square
+        hotop.accelerate(square)
+        x = torch.ones(2)
+        for op in (overload, packet):
+            assert roads(op, x) == ("direct", "direct")
+        assert hotop.explain(square, x).direct
+        assert isinstance(square, CustomOpDef)
+        assert pickle.loads(pickle.dumps(square)) is square
+        hotop.restore(square)
+        assert type(square) is CustomOpDef
+        assert type(overload) is OpOverload
+        assert type(packet) is OpOverloadPacket
+        assert torch.equal(square(x), x)
+
+
+class TestWhat:
+    """What accelerate takes, and what it says about anything else."""
+
+    @pytest.mark.parametrize(
+        "what",
+        [lambda: A.sin.default, lambda: A.sin, lambda: "aten::sin", lambda: "aten::sin.default"],
+    )
+    def test_forms(self, what: Callable[[], Any]) -> None:
+        hotop.accelerate(what())
+        assert roads(A.sin.default, torch.ones(1)) == ("boxed", "boxed")
+        hotop.restore(what())
+        assert type(A.sin.default) is OpOverload
+
+    def test_namespace_covers_later_look_ups(self, library: torch.library.Library) -> None:
+        library.define("early(Tensor x) -> Tensor")
+        library.impl("early", lambda x: x.clone(), "CPU")
+        hotop.accelerate("existing")
+        library.define("late(Tensor x) -> Tensor")
+        library.impl("late", lambda x: x.clone(), "CPU")
+        for op in (torch.ops.existing.early, torch.ops.existing.late):
+            assert roads(op, torch.ones(1)) == ("direct", "direct")
+
+    def test_predicate(self) -> None:
+        def wanted(overload: OpOverload) -> bool:
+            return overload._opname == "cosh"
+
+        _ = A.sinh.default
+        hotop.accelerate(wanted)
+        assert roads(A.cosh.default, torch.ones(1)) == ("boxed", "boxed")
+        assert type(A.sinh.default) is OpOverload
+        hotop.restore(wanted)
+        assert type(A.cosh.default) is OpOverload
+
+    @pytest.mark.parametrize(
+        ("call", "error", "text"),
+        [
+            (lambda: hotop.accelerate("nowhere"), ValueError, "namespace 'nowhere'"),
+            (lambda: hotop.accelerate("aten::nothing"), ValueError, "no operator 'aten::nothing'"),
+            (lambda: hotop.accelerate("aten::add.No"), ValueError, "no operator"),
+            (lambda: hotop.accelerate(3), TypeError, "accelerate takes"),
+            (lambda: hotop.accelerate(None), TypeError, "accelerate takes"),
+            (lambda: hotop.accelerate(OpOverload), TypeError, "accelerate takes"),
+            (lambda: hotop.restore("aten"), ValueError, "not accelerated"),
+            (lambda: hotop.restore(A.tan.default), ValueError, "not accelerated"),
+            (lambda: hotop.restore("aten::nothing"), ValueError, "no operator"),
+            (lambda: hotop.restore(lambda op: True), ValueError, "never called"),
+            (lambda: hotop.restore(3), TypeError, "restore takes"),
+        ],
+    )
+    def test_wrong(self, call: Callable, error: type[Exception], text: str) -> None:
+        with pytest.raises(error, match=text) as caught:
+            call()
+        assert "\n" not in str(caught.value)
+
+    def test_twice(self, caplog: pytest.LogCaptureFixture) -> None:
+        hotop.accelerate("aten")
+        with caplog.at_level(logging.INFO, "hotop"):
+            hotop.accelerate("aten")
+        assert "accelerated already" in caplog.text
+        hotop.restore("aten")
+        assert type(A.add.Tensor) is OpOverload
+
+    def test_op_without_kernel(self, library: torch.library.Library) -> None:
+        library.define("empty(Tensor x) -> Tensor")
+        op = torch.ops.existing.empty.default
+        with pytest.raises(NotImplementedError) as before:
+            op(torch.ones(1))
+        hotop.accelerate(op)
+        with pytest.raises(NotImplementedError) as after:
+            op(torch.ones(1))
+        assert str(before.value) == str(after.value)
+
+    def test_made_by_hotop(self) -> None:
+        @hotop.custom_op("existing::mine", mutates_args=())
+        def mine(x: Tensor) -> Tensor:
+            return x.clone()
+
+        kind = type(torch.ops.existing.mine.default)
+        hotop.accelerate(mine)
+        assert type(torch.ops.existing.mine.default) is kind
+        assert "fast already" in hotop.report().left["existing::mine"]
+
+
+class TestLibrary:
+    """Ops of define + impl keep their own semantics."""
+
+    def make(self, library: torch.library.Library, schema: str, fn: Any, key: str = "CPU") -> Any:
+        library.define(schema)
+        name = schema.partition("(")[0]
+        if fn is not None:
+            library.impl(name, fn, key)
+        return getattr(torch.ops.existing, name)
+
+    def test_no_alias_check(self, library: torch.library.Library) -> None:
+        op = self.make(library, "same(Tensor x) -> Tensor", lambda x: x)
+        x = torch.ones(2)
+        hotop.accelerate("existing")
+        assert op(x) is x
+        assert roads(op, x) == ("direct", "direct")
+
+    def test_no_version_bump(self, library: torch.library.Library) -> None:
+        op = self.make(library, "write(Tensor(a!) x) -> ()", lambda x: None)
+        hotop.accelerate("existing")
+        x = torch.ones(2)
+        assert op(x) is None
+        assert x._version == 0
+
+    def test_autograd_as_registered(self, library: torch.library.Library) -> None:
+        op = self.make(library, "plus(Tensor x) -> Tensor", lambda x: x.detach() + 1)
+        x = torch.ones(2, requires_grad=True)
+        before = op(x).grad_fn
+        hotop.accelerate("existing")
+        assert type(op(x).grad_fn) is type(before)
+        assert roads(op, x) == ("boxed", "boxed")
+        with torch.no_grad():
+            assert roads(op, x) == ("direct", "direct")
+
+    def test_keys_seen_by_the_kernel(self, library: torch.library.Library) -> None:
+        seen = []
+        op = self.make(
+            library,
+            "keys(Tensor x) -> Tensor",
+            lambda x: (
+                seen.append(str(torch._C._dispatch_tls_local_exclude_set())),
+                seen.append(torch.is_grad_enabled()),
+                x,
+            )[-1],
+        )
+        op(torch.ones(1))
+        before = list(seen)
+        seen.clear()
+        hotop.accelerate("existing")
+        op(torch.ones(1))
+        assert seen == before
+
+    def test_composite_and_later_kernels(self, library: torch.library.Library) -> None:
+        op = self.make(
+            library, "comp(Tensor x) -> Tensor", lambda x: x + 1, "CompositeImplicitAutograd"
+        )
+        hotop.accelerate("existing")
+        x = torch.ones(1, requires_grad=True)
+        assert op(x).grad_fn is not None
+        assert roads(op, x) == ("direct", "direct")
+        library.impl("comp", lambda x: x.detach() + 2, "CPU")
+        assert op(torch.ones(1)).item() == 3
+        library.impl("comp", lambda x: x.detach() + 5, "CPU", allow_override=True)
+        assert op(torch.ones(1)).item() == 6
+
+    def test_with_keyset_and_fallthrough(self, library: torch.library.Library) -> None:
+        op = self.make(library, "keyed(Tensor x) -> Tensor", None)
+        library.impl("keyed", lambda keys, x: x + 1, "CPU", with_keyset=True)
+        library.impl("keyed", torch.library.fallthrough_kernel, "AutogradCPU")
+        hotop.accelerate("existing")
+        assert op(torch.ones(1)).item() == 2
+        assert roads(op, torch.ones(1)) == ("boxed", "boxed")
+
+    def test_destroyed(self) -> None:
+        library = torch.library.Library("existing_gone", "DEF")
+        library.define("f(Tensor x) -> Tensor")
+        library.impl("f", lambda x: x.clone(), "CPU")
+        op = torch.ops.existing_gone.f.default
+        hotop.accelerate(op)
+        op(torch.ones(1))
+        library._destroy()
+        del library
+        gc.collect()
+        assert hotop.explain(op, torch.ones(1)).road == "pytorch"
+        again = torch.library.Library("existing_gone", "DEF")
+        again.define("f(Tensor x) -> Tensor")
+        again.impl("f", lambda x: x + 1, "CPU")
+        assert torch.ops.existing_gone.f(torch.ones(1)).item() == 2
+        again._destroy()
+
+    def test_results_of_other_types(self, library: torch.library.Library) -> None:
+        results: list[Any] = []
+        op = self.make(
+            library, "many(Tensor x) -> (Tensor, int, Tensor[])", lambda x: results.pop()
+        )
+        x = torch.ones(1)
+        wrong = [(x, 1, [x]), [x, True, (x, x)], (None, 2, []), (x, 1), 3, (x, "a", [x])]
+
+        def outcome(result: Any) -> Any:
+            results.append(result)
+            try:
+                found = op(x)
+                return type(found), [type(v) for v in found], found[0] is x
+            except Exception as error:
+                return type(error), str(error)
+
+        # Too few values are let pass by PyTorch, and read from its stack: left out.
+        before = [outcome(w) for w in wrong if w != (x, 1)]
+        hotop.accelerate("existing")
+        assert [outcome(w) for w in wrong if w != (x, 1)] == before
+
+
+class TestInstall:
+    def test_new_ops_are_made_by_hotop(self, library: torch.library.Library) -> None:
+        from torch.library import custom_op as imported_before
+
+        with hotop.install() as installation:
+            assert isinstance(installation, hotop.Installation)
+
+            @imported_before("existing::new", mutates_args=())
+            def new(x: Tensor) -> Tensor:
+                return x.clone()
+
+            @torch.library.triton_op("existing::tri", mutates_args=())
+            def tri(x: Tensor) -> Tensor:
+                return x.clone()
+
+            library.define("helper(Tensor x) -> Tensor")
+            library.impl("helper", lambda x: x.clone(), "CPU")
+            x = torch.ones(1)
+            assert hotop.explain(new, x).direct
+            assert hotop.explain(tri, x).direct
+            assert roads(torch.ops.existing.helper, x) == ("direct", "direct")
+            assert type(A.tan.default) is OpOverload, "C++ ops are left"
+            names = {op.name: op for op in hotop.report().ops}
+            assert names["existing::helper"].how == "Library"
+            assert names["existing::helper"].direct == 1
+        assert type(torch.ops.existing.helper.default) is OpOverload
+
+        @torch.library.custom_op("existing::plain", mutates_args=())
+        def plain(x: Tensor) -> Tensor:
+            return x.clone()
+
+        assert type(plain) is CustomOpDef
+        assert hotop.explain(new, x).direct, "what hotop made stays hotop's"
+
+    def test_existing_ops_and_twice(self, library: torch.library.Library) -> None:
+        @torch.library.custom_op("existing::before", mutates_args=())
+        def before(x: Tensor) -> Tensor:
+            return x.clone()
+
+        library.define("old(Tensor x) -> Tensor")
+        library.impl("old", lambda x: x.clone(), "CPU")
+        held = torch.ops.existing.old.default
+        hotop.install()
+        hotop.install()
+        assert hotop.explain(before, torch.ones(1)).direct
+        assert roads(held, torch.ones(1)) == ("direct", "direct")
+        hotop.uninstall()
+        hotop.uninstall()
+        assert type(before) is CustomOpDef
+        assert type(held) is OpOverload
+
+    def test_registrations_after(self) -> None:
+        @torch.library.custom_op("existing::reg", mutates_args=())
+        def reg(x: Tensor) -> Tensor:
+            return x.clone()
+
+        hotop.install()
+        reg.register_kernel("cpu", lambda x: x + 1)
+        x = torch.ones(1)
+        assert reg(x).item() == 2
+        with reg.set_kernel_enabled("cpu", False):
+            assert reg(x).item() == 1
+        torch.library.register_autograd(reg, lambda ctx, g: g * 7)
+        leaf = torch.ones(1, requires_grad=True)
+        reg(leaf).backward()
+        assert leaf.grad is not None
+        assert leaf.grad.item() == 7
+        assert hotop.explain(reg, leaf).direct
+
+    def test_without_a_core(self) -> None:
+        program = (
+            "import warnings, torch, hotop\n"
+            "with warnings.catch_warnings(record=True) as caught:\n"
+            "    warnings.simplefilter('always')\n"
+            "    with hotop.install(): pass\n"
+            "    hotop.accelerate('aten'); hotop.restore(); hotop.uninstall()\n"
+            "print([str(w.message) for w in caught])\n"
+            "print(hotop.report())\n"
+        )
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", program],
+            env={**__import__("os").environ, "HOTOP_DISABLE": "1"},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert "hotop.install does nothing: hotop is switched off by HOTOP_DISABLE" in done.stdout
+        assert "everything: hotop is switched off" in done.stdout
+
+
+class TestCompiled:
+    def test_backends_and_export(self) -> None:
+        def f(x: Tensor) -> Tensor:
+            return A.relu.default(A.mul.Tensor(x, 2.0)) + 1
+
+        x = torch.randn(3)
+        expected = f(x)
+        graph = torch.export.export(ModuleOf(f), (x,)).module()
+        hotop.accelerate("aten")
+        for backend in ("eager", "aot_eager"):
+            torch._dynamo.reset()
+            assert torch.equal(torch.compile(f, backend=backend, fullgraph=True)(x), expected)
+        assert torch.equal(graph(x), expected)
+        from torch.fx.experimental.proxy_tensor import make_fx
+
+        assert "aten.mul.Tensor" in make_fx(f)(x).code
+        with torch._subclasses.FakeTensorMode() as mode:
+            fake = mode.from_tensor(x)
+            assert f(fake).shape == (3,)
+        plan = A.mul.Tensor.__dict__["_hotop_plan"]
+        assert plan.boxed_calls > 0
+
+
+class ModuleOf(torch.nn.Module):
+    def __init__(self, function: Callable) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
