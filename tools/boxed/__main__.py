@@ -94,7 +94,7 @@ def figures(totals: campaign.Totals) -> dict[str, object]:
         "PyTorch differs from itself": totals.counts["PyTorch differs from itself"],
         "roads": roads,
         "differences": len(totals.findings),
-        "crashes and hangs of PyTorch": len(totals.notes),
+        "notes (crashes of PyTorch, what is not seen again)": len(totals.notes),
         "not tried": sorted(dispatcher - tried),
         "states": {k: v for k, v in totals.counts.most_common() if k.startswith("state")},
     }

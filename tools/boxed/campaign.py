@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SILENCE = 60.0  # seconds without a word from a worker: its call hangs
 MEMORY = 8 << 30  # bytes of address space of a worker: wild sizes must not take the machine
 TRIES = 2  # of a call that crashed
+ALONE = 3  # findings of an item that are made again, each in a process of its own
 CRASHES = 2  # of an item; then the rest of it is left
 
 
@@ -153,6 +154,26 @@ def _judged(job: dict[str, Any], item: str, step: str, words: dict[str, Any]) ->
     return {"note": f"{item}:{step} {what} once, not when made alone"}
 
 
+def _seen_alone(item: str, step: str, job: dict[str, Any]) -> bool:
+    """Tell whether a difference is there too when its call is made alone, in a new process."""
+    alone = {**job, "items": [item], "only": step, "after": "", "cap": 0}
+    for words in worker_lines(alone):
+        if "end" in words:
+            return bool(words["findings"])
+    return True  # it crashed
+
+
+def _confirmed(words: dict[str, Any], job: dict[str, Any]) -> dict[str, Any]:
+    """Make an item's first findings notes where they came from what ran before (a bad heap)."""
+    kept, notes = [], []
+    for index, (step, title, lines) in enumerate(words["findings"]):
+        if index < ALONE and not _seen_alone(words["end"], step, job):
+            notes.append(f"{words['end']}:{step} differs once, not when made alone: {title}")
+        else:
+            kept.append((step, title, lines))
+    return {**words, "findings": kept, "notes": notes}
+
+
 def _run_batch(
     job: dict[str, Any], say: Callable[[dict[str, Any]], None], stop: threading.Event
 ) -> None:
@@ -171,7 +192,7 @@ def _run_batch(
                 step = words["step"]
             elif "end" in words:
                 items, after = items[1:], ""
-                say(words)
+                say(_confirmed(words, job))
             elif items:
                 if not step:
                     tail = "; ".join(words["stderr"][-3:])
@@ -187,15 +208,6 @@ def _run_batch(
                 if crashes[current] >= CRASHES:
                     say({"note": f"{current}: {CRASHES} crashes, the rest of it is left"})
                     items, after = items[1:], ""
-
-
-def confirmed(finding: Finding, job: dict[str, Any]) -> bool:
-    """Tell whether a difference is there as well when its call is made alone, in a new process."""
-    alone = {**job, "items": [finding.item], "only": finding.step, "after": "", "cap": 0}
-    for words in worker_lines(alone):
-        if "end" in words:
-            return bool(words["findings"])
-    return True
 
 
 def batched(items: list[str], batch: int, seed: int) -> list[list[str]]:
@@ -271,6 +283,7 @@ def run_campaign(
                 findings = [words["finding"]]
             else:
                 totals.items += 1
+                totals.notes += words["notes"]
                 totals.counts.update(words["counts"])
                 for name, tally in words["overloads"].items():
                     totals.overloads.setdefault(name, collections.Counter()).update(tally)

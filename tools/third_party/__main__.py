@@ -157,18 +157,7 @@ def main() -> int:
         if package not in packages:
             parser.error(f"no package '{package}'; there are {', '.join(packages)}")
     modes = [] if arguments.plain else arguments.mode or list(MODES[1:])
-    heads = [
-        "package",
-        "run",
-        "steps",
-        "ops called",
-        "calls",
-        "direct",
-        "boxed",
-        "pytorch",
-        "equal",
-    ]
-    print(row(heads), row(["---"] * len(heads)), sep="\n", flush=True)
+    print(row(HEADS), row(["---"] * len(HEADS)), sep="\n", flush=True)
     chosen = arguments.package or list(packages)
     good = [exercise(package, packages[package], modes, arguments.details) for package in chosen]
     return 0 if all(good) else 1
