@@ -1,4 +1,4 @@
-"""A factory for the twin harness: PyTorch's own custom op, accelerated afterwards.
+"""Accelerated ops for tests: which road a call takes, and a factory for the twin harness.
 
 ``HOTOP_TWIN_FACTORY=twin_existing:custom_op pytest tests/test_twin_*.py`` runs the twins on it, and
 ``python -m tools.fuzz`` with the same variable the fuzzer.
@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 
 import hotop
 
@@ -22,3 +23,16 @@ def custom_op(name: str, fn: Callable | None = None, /, **options: Any) -> Any:
 def _accelerated(op: Any) -> Any:
     hotop.accelerate(op)
     return op
+
+
+def roads(op: Callable, *args: Any, **kwargs: Any) -> tuple[str, str]:
+    """Return what explain says, and which count a call raises."""
+    overload = op if isinstance(op, OpOverload) else op.default
+    told = hotop.explain(op, *args, **kwargs).road
+    plan = overload.__dict__["_hotop_plan"]
+    names = ("direct", "boxed", "pytorch")
+    before = [getattr(plan, f"{name}_calls") for name in names]
+    op(*args, **kwargs)
+    after = [getattr(plan, f"{name}_calls") for name in names]
+    (taken,) = [n for n, a, b in zip(names, before, after, strict=True) if b > a]
+    return told, taken

@@ -229,13 +229,28 @@ bool fill_stack(const Plan& plan, PyObject* const* args, Py_ssize_t nargs, PyObj
   return true;
 }
 
+// The GIL is released as by PyTorch's entry, without pybind11's own bookkeeping.
+class WithoutGil {
+ public:
+  WithoutGil() : thread_(PyEval_SaveThread()) {}
+  ~WithoutGil() { PyEval_RestoreThread(thread_); }
+  WithoutGil(const WithoutGil&) = delete;
+  WithoutGil& operator=(const WithoutGil&) = delete;
+
+ private:
+  PyThreadState* thread_;
+};
+
 // PyTorch's binding lets the same translators speak. Unwinding of a thread that CPython ends
 // passes.
 PyObject* call_dispatcher(const Plan& plan, Stack* stack) try {
   const c10::OperatorHandle handle = plan.handle;
   {
-    py::gil_scoped_release no_gil;
+    const WithoutGil without_gil;
     handle.callBoxed(stack);
+  }
+  if (HOTOP_LIKELY(stack->size() == 1 && stack->front().isTensor())) {
+    return THPVariable_Wrap(std::move(stack->front()).toTensor());
   }
   return torch::jit::createPyObjectForStack(std::move(*stack)).release().ptr();
 } catch (abi::__forced_unwind&) {

@@ -59,19 +59,40 @@ for _cls in (AcceleratedOverload, AcceleratedPacket, AcceleratedOpDef):
 
 
 def accelerate_overload(overload: OpOverload, plan: _core.Plan | None = None) -> None:
-    """Put a plan in front of an overload; without one, that of the kernels in its table."""
-    schema = overload._schema
-    names = (schema.name, schema.overload_name)
-    may_be_direct = True
-    if plan is None:
-        plan = _core.Plan(*names, "nothing", None)
-        may_be_direct = overload._defined_in_python or _core.has_python_kernel(*names)
+    """Put a plan in front of an overload; without one, it is made when it is first needed."""
     slot = _core.CallSlot()
-    _core.bind(slot, plan, entry_of_overload(overload), may_be_direct)
+    if plan is None:
+
+        def first(*args: Any, **kwargs: Any) -> Any:
+            make_plan(overload)
+            return overload(*args, **kwargs)
+
+        _core.bind(slot, None, first)
+    else:
+        _core.bind(slot, plan, entry_of_overload(overload))
     overload.__dict__["_hotop_plan"] = plan
-    overload.__dict__["_hotop_direct"] = may_be_direct
+    overload.__dict__["_hotop_direct"] = True
     overload.__dict__[SLOT] = slot
     overload.__class__ = AcceleratedOverload
+
+
+def make_plan(overload: OpOverload) -> None:
+    """Make the plan of an overload, and that of its packet, from the kernels in its table."""
+    if not isinstance(overload, AcceleratedOverload) or overload.__dict__["_hotop_plan"]:
+        return
+    schema = overload._schema
+    names = (schema.name, schema.overload_name)
+    try:
+        plan = _core.Plan(*names, "nothing", None)
+    except RuntimeError:  # TorchScript's: the dispatcher does not have it
+        restore_overload(overload)
+        return
+    may_be_direct = overload._defined_in_python or _core.has_python_kernel(*names)
+    _core.bind(overload.__dict__[SLOT], plan, entry_of_overload(overload), may_be_direct)
+    overload.__dict__["_hotop_plan"] = plan
+    overload.__dict__["_hotop_direct"] = may_be_direct
+    if isinstance(overload._overloadpacket, AcceleratedPacket):
+        bind_packet(overload._overloadpacket)
 
 
 def accelerate_packet(packet: OpOverloadPacket[Any, Any]) -> None:
@@ -81,26 +102,40 @@ def accelerate_packet(packet: OpOverloadPacket[Any, Any]) -> None:
     bind_packet(packet)
 
 
-def bind_packet(packet: OpOverloadPacket[Any, Any], *, look_up: bool = True) -> None:
+def bind_packet(packet: OpOverloadPacket[Any, Any], *, first_call: bool = True) -> None:
     """Bind a packet's slot to the plan of its only overload, or to PyTorch's entry."""
-    slot = packet.__dict__[SLOT]
     entry = entry_of_packet(packet)
     plan, may_be_direct = None, True
     if len(packet._overload_names) == 1:
         name = packet._overload_names[0] or "default"
         overload = packet.__dict__.get(name)
-        if overload is None and look_up:
-            # The overload is made when it is first looked up; a call of the packet asks for it.
+        if isinstance(overload, AcceleratedOverload) and overload.__dict__["_hotop_plan"]:
+            plan = overload.__dict__["_hotop_plan"]
+            may_be_direct = overload.__dict__["_hotop_direct"]
+        elif first_call:
+            # PyTorch makes the overload when it is first looked up; a call of the packet does it.
             def first(*args: Any, **kwargs: Any) -> Any:
-                getattr(packet, name)
-                bind_packet(packet, look_up=False)
+                prepare_packet(packet)
                 return packet(*args, **kwargs)
 
             entry = first
-        elif isinstance(overload, AcceleratedOverload):
-            plan = overload.__dict__.get("_hotop_plan")
-            may_be_direct = overload.__dict__["_hotop_direct"]
-    _core.bind(slot, plan, entry, may_be_direct)
+    _core.bind(packet.__dict__[SLOT], plan, entry, may_be_direct)
+
+
+def prepare_packet(packet: OpOverloadPacket[Any, Any]) -> None:
+    """Look up and plan the only overload of a packet, and bind its slot for good."""
+    if len(packet._overload_names) == 1:
+        make_plan(getattr(packet, packet._overload_names[0] or "default"))
+    if SLOT in packet.__dict__:
+        bind_packet(packet, first_call=False)
+
+
+def prepare(what: Any) -> None:
+    """Make the plan that the first call would make."""
+    if isinstance(what, OpOverload):
+        make_plan(what)
+    elif isinstance(what, OpOverloadPacket):
+        prepare_packet(what)
 
 
 def accelerate_op(op: custom_ops.CustomOpDef) -> None:

@@ -104,11 +104,7 @@ def cover_overload(overload: OpOverload) -> bool:
     if op is not None and type(op) is custom_ops.CustomOpDef:
         _accelerated.accelerate_op(op)
     if type(overload) is OpOverload:
-        try:
-            _accelerated.accelerate_overload(overload)
-        except RuntimeError:
-            LEFT[overload._name] = "it is TorchScript's: the dispatcher does not have it"
-            return False
+        _accelerated.accelerate_overload(overload)
     ACCELERATED.add(overload)
     LEFT.pop(overload._name, None)
     return True

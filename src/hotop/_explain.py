@@ -58,6 +58,10 @@ def explain(op: Any, /, *args: Any, **kwargs: Any) -> Explanation:
         slot = getattr(op, "__dict__", {}).get(_load.CORE.SLOT_NAME)
         if slot is None:
             return Explanation(False, f"{op!r} was not made by hotop, and is not accelerated")
+        from hotop import _accelerated
+
+        _accelerated.prepare(op)
+        slot = op.__dict__.get(_load.CORE.SLOT_NAME, slot)
     found = _load.CORE.explain(slot, args, kwargs)
     if found is None:
         return Explanation(True, "", "direct")

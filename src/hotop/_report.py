@@ -85,22 +85,17 @@ def report() -> Report:
         if isinstance(op, OpDef) and op._plan is not None:
             found[op._opoverload] = (op._plan, "custom_op")
     for overload in list(_existing.ACCELERATED):
-        plan = overload.__dict__["_hotop_plan"]
+        plan = overload.__dict__["_hotop_plan"]  # None: not called
         if overload._name in custom_ops.OPDEFS:
             how = "custom_op"
         else:
             how = "Library" if overload._defined_in_python else "C++"
         found[overload] = (plan, how)
-    ops = [
-        OpReport(
-            overload._name,
-            how,
-            plan.direct_calls,
-            plan.boxed_calls,
-            plan.pytorch_calls,
-            len(overload._schema.arguments),
-        )
-        for overload, (plan, how) in found.items()
-    ]
+    ops = []
+    for overload, (plan, how) in found.items():
+        counts = (0, 0, 0)
+        if plan is not None:
+            counts = (plan.direct_calls, plan.boxed_calls, plan.pytorch_calls)
+        ops.append(OpReport(overload._name, how, *counts, len(overload._schema.arguments)))
     called = sorted((op for op in ops if op.calls), key=lambda op: (-op.calls, op.name))
     return Report(called, len(ops), dict(_existing.LEFT))
