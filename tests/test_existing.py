@@ -170,6 +170,59 @@ class TestWhat:
         assert "fast already" in hotop.report().left["existing::mine"]
 
 
+class TestPacket:
+    """Calls by packet; PyTorch tries the overloads in their order."""
+
+    def test_several_overloads(self) -> None:
+        x, out = torch.ones(2), torch.empty(2)
+        packet = A.mul
+        calls = [((x, x), {}), ((x, 2.0), {}), ((x, x), {"out": out}), ((2, 3), {}), ((x,), {})]
+
+        def outcome(args: tuple, kwargs: dict) -> Any:
+            try:
+                return packet(*args, **kwargs)
+            except RuntimeError as error:
+                return str(error)
+
+        before = [outcome(*call) for call in calls]
+        hotop.accelerate("aten")
+        after = [outcome(*call) for call in calls]
+        for left, right in zip(before, after, strict=True):
+            assert torch.equal(left, right) if isinstance(left, Tensor) else left == right
+        assert hotop.explain(packet, x, x).road == "boxed"
+        assert hotop.explain(packet, x, x, out=out).road == "boxed"
+        assert hotop.explain(packet, 2, 3).road == "pytorch"
+
+    def test_library_with_an_out_overload(self, library: torch.library.Library) -> None:
+        library.define("two.out(Tensor x, *, Tensor(a!) out) -> Tensor(a!)")
+        library.define("two(Tensor x) -> Tensor")
+        library.impl("two", lambda x: x + 1, "CPU")
+        library.impl("two.out", lambda x, out: out.copy_(x + 2), "CPU")
+        packet = torch.ops.existing.two
+        with hotop.install():
+            assert packet(torch.ones(1)).item() == 2
+            assert packet(torch.ones(1), out=torch.zeros(1)).item() == 3
+            assert hotop.explain(packet, torch.ones(1)).direct
+            assert hotop.explain(packet, torch.ones(1), out=torch.zeros(1)).direct
+        assert type(packet) is OpOverloadPacket
+
+    def test_looked_up_before_without_its_overload(self, library: torch.library.Library) -> None:
+        library.define("bare(Tensor x) -> Tensor")
+        library.impl("bare", lambda x: x + 1, "CPU")
+        packet = torch.ops.existing.bare
+        with hotop.install():
+            assert packet(torch.ones(1)).item() == 2
+            assert hotop.explain(packet, torch.ones(1)).direct
+
+    def test_odd_keywords(self) -> None:
+        hotop.accelerate("aten")
+        with pytest.raises(TypeError, match="keywords must be strings"):
+            A.sin.default(**{1: 2})  # type: ignore[arg-type]
+        many = {f"k{i}": i for i in range(80)}
+        with pytest.raises(RuntimeError, match="expected at most 1 argument"):
+            A.sin.default(torch.ones(1), **many)
+
+
 class TestLibrary:
     """Ops of define + impl keep their own semantics."""
 

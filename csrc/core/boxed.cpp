@@ -4,6 +4,7 @@
 // is not certain, or that may want to see the call itself, leaves the whole call to that entry.
 #include "boxed.h"
 
+#include <c10/util/SmallVector.h>
 #include <cxxabi.h>
 #include <torch/csrc/Generator.h>
 #include <torch/csrc/QScheme.h>
@@ -245,12 +246,18 @@ class WithoutGil {
 // passes.
 PyObject* call_dispatcher(const Plan& plan, Stack* stack) try {
   const c10::OperatorHandle handle = plan.handle;
+  // A kernel drops its arguments. The last reference but the Python object's needs the GIL to go,
+  // so one more is kept here until it is held again: 60 ns less per Tensor.
+  c10::SmallVector<c10::IValue, 8> kept;
+  for (const int position : plan.tensor_positions) kept.push_back((*stack)[position]);
   {
     const WithoutGil without_gil;
     handle.callBoxed(stack);
   }
-  if (HOTOP_LIKELY(stack->size() == 1 && stack->front().isTensor())) {
-    return THPVariable_Wrap(std::move(stack->front()).toTensor());
+  if (HOTOP_LIKELY(stack->size() == 1)) {
+    c10::IValue& only = stack->front();
+    if (HOTOP_LIKELY(only.isTensor())) return THPVariable_Wrap(std::move(only).toTensor());
+    if (only.isInt()) return PyLong_FromLongLong(only.toInt());
   }
   return torch::jit::createPyObjectForStack(std::move(*stack)).release().ptr();
 } catch (abi::__forced_unwind&) {

@@ -67,12 +67,6 @@ PyObject* explain(PyObject*, PyObject* arguments) {
     return nullptr;
   }
   auto* slot = reinterpret_cast<Slot*>(object);
-  if (slot->plan == nullptr) {
-    return Py_BuildValue("ss", "pytorch",
-                         "PyTorch chooses among several overloads, or the schema has a type that "
-                         "only it handles");
-  }
-  Plan& plan = *reinterpret_cast<PlanObject*>(slot->plan)->plan;
   const Py_ssize_t nargs = PyTuple_GET_SIZE(args);
   const Py_ssize_t nkeywords = PyDict_GET_SIZE(kwargs);
   std::vector<PyObject*> values(nargs + nkeywords + 1);
@@ -89,7 +83,17 @@ PyObject* explain(PyObject*, PyObject* arguments) {
       values[nargs + i] = value;
     }
   }
-  if (slot->vectorcall == call_slow) {
+  Slot chosen = *slot;
+  if (slot->plan != nullptr && PyTuple_CheckExact(slot->plan)) {
+    chosen = resolved_slot(*slot, values.data(), nargs, names.get());
+  }
+  if (chosen.plan == nullptr) {
+    return Py_BuildValue("ss", "pytorch",
+                         "PyTorch chooses among several overloads, or the schema has a type that "
+                         "only it handles");
+  }
+  Plan& plan = *reinterpret_cast<PlanObject*>(chosen.plan)->plan;
+  if (chosen.vectorcall == call_slow) {
     const bool boxed = can_call_boxed(plan, values.data(), nargs, names.get());
     return Py_BuildValue("ss", boxed ? "boxed" : "pytorch",
                          boxed ? "its kernels are not in Python"

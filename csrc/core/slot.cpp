@@ -5,6 +5,7 @@
 
 #include "boxed.h"
 #include "call.h"
+#include "gate.h"
 #include "python_compat.h"
 
 namespace hotop {
@@ -17,6 +18,28 @@ PyObject* call_slow(PyObject* self, PyObject* const* args, size_t nargsf, PyObje
 }
 
 namespace {
+
+// False: PyTorch would refuse the call for this overload, whatever the values are.
+bool may_take(const Plan& plan, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
+  if (nargs > plan.positional_count) return false;
+  if (kwnames == nullptr) return nargs >= plan.required_count;
+  PyObject* bound[kMaxArguments];
+  Verdict verdict;
+  if (bind_keywords(plan, args, nargs, kwnames, bound, &verdict) < 0) return false;
+  for (int i = 0; i < plan.required_count; ++i) {
+    if (bound[i] == nullptr && !plan.arguments[i].default_value) return false;
+  }
+  return true;
+}
+
+PyObject* call_resolved(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
+  const auto slots_alive = PyRef::borrow(reinterpret_cast<Slot*>(self)->plan);
+  Slot chosen =
+      resolved_slot(*reinterpret_cast<Slot*>(self), args, PyVectorcall_NARGS(nargsf), kwnames);
+  const auto plan_alive = PyRef::borrow(chosen.plan);
+  const auto slow_alive = PyRef::borrow(chosen.slow);
+  return chosen.vectorcall(reinterpret_cast<PyObject*>(&chosen), args, nargsf, kwnames);
+}
 
 PyTypeObject* SlotType = nullptr;
 PyObject* slot_name = nullptr;
@@ -65,8 +88,9 @@ PyType_Slot slot_slots[] = {
 PyType_Spec slot_spec = {"hotop._core.CallSlot", sizeof(Slot), 0,
                          Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, slot_slots};
 
-// bind(slot, plan | None, slow, may_be_direct=True): from now on calls go by the plan, and
-// otherwise to `slow`. An operator whose kernels are in C++ is never called directly.
+// bind(slot, plan | slots | None, slow, may_be_direct=True): from now on calls go by the plan, or
+// by that of one of the slots, and otherwise to `slow`. An operator whose kernels are in C++ is
+// never called directly.
 PyObject* bind(PyObject*, PyObject* args) {
   PyObject* object = nullptr;
   PyObject* plan = nullptr;
@@ -76,8 +100,13 @@ PyObject* bind(PyObject*, PyObject* args) {
       !is_slot(object)) {
     return nullptr;
   }
-  if (plan != Py_None && !Py_IS_TYPE(plan, PlanType)) {
-    PyErr_SetString(PyExc_TypeError, "expected a Plan or None");
+  const bool several = PyTuple_CheckExact(plan);
+  bool known = plan == Py_None || several || Py_IS_TYPE(plan, PlanType);
+  for (Py_ssize_t i = 0; several && known && i < PyTuple_GET_SIZE(plan); ++i) {
+    known = PyObject_TypeCheck(PyTuple_GET_ITEM(plan, i), SlotType);
+  }
+  if (!known) {
+    PyErr_SetString(PyExc_TypeError, "expected a Plan, a tuple of slots, or None");
     return nullptr;
   }
   slot_clear(object);
@@ -87,7 +116,7 @@ PyObject* bind(PyObject*, PyObject* args) {
   if (plan != Py_None) {
     Py_INCREF(plan);
     slot->plan = plan;
-    slot->vectorcall = may_be_direct ? call_direct : call_slow;
+    slot->vectorcall = several ? call_resolved : may_be_direct ? call_direct : call_slow;
   }
   Py_RETURN_NONE;
 }
@@ -164,6 +193,23 @@ PyObject* point_calls(PyObject*, PyObject* object) {
 }
 
 }  // namespace
+
+Slot resolved_slot(const Slot& packet, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
+  Slot chosen = packet;
+  chosen.vectorcall = call_slow;
+  chosen.plan = nullptr;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(packet.plan); ++i) {
+    const auto* slot = reinterpret_cast<Slot*>(PyTuple_GET_ITEM(packet.plan, i));
+    if (slot->plan == nullptr || !Py_IS_TYPE(slot->plan, PlanType)) break;
+    const Plan& plan = *reinterpret_cast<PlanObject*>(slot->plan)->plan;
+    if (!plan.registered) break;
+    if (!may_take(plan, args, nargs, kwnames)) continue;
+    chosen.vectorcall = slot->vectorcall;
+    chosen.plan = slot->plan;
+    break;
+  }
+  return chosen;
+}
 
 bool is_slot(PyObject* object) {
   if (PyObject_TypeCheck(object, SlotType)) return true;

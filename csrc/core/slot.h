@@ -9,7 +9,7 @@ namespace hotop {
 
 struct Slot {
   PyObject_HEAD vectorcallfunc vectorcall;
-  PyObject* plan;  // PlanObject, or null: always PyTorch's entry
+  PyObject* plan;  // PlanObject, a tuple of slots to choose from, or null: always PyTorch's entry
   PyObject* slow;  // PyTorch's entry for this callable
 };
 
@@ -18,6 +18,11 @@ PyObject* call_pytorch(Slot* slot, PyObject* const* args, size_t nargsf, PyObjec
 
 // What a slot points to whose calls are never direct.
 PyObject* call_slow(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* kwnames);
+
+// The slot of a packet with several overloads for one call: that of the first overload, in
+// PyTorch's order, that can take so many arguments and these keywords. Its plan is null when there
+// is none.
+Slot resolved_slot(const Slot& packet, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames);
 
 bool is_slot(PyObject* object);  // else sets TypeError
 bool add_slot_type(PyObject* module);

@@ -6,6 +6,8 @@ dict. Identity and hash stay.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import MethodType
 from typing import Any
 
 from torch import _C
@@ -15,7 +17,6 @@ from torch._ops import OpOverload, OpOverloadPacket
 from hotop import _core
 from hotop._op import find_overload, find_packet
 from hotop._planned_op import PlannedOpDef
-from hotop._versions import entry_of_overload, entry_of_packet
 
 SLOT = _core.SLOT_NAME
 
@@ -56,6 +57,16 @@ class AcceleratedOpDef(PlannedOpDef):
 
 for _cls in (AcceleratedOverload, AcceleratedPacket, AcceleratedOpDef):
     _core.point_calls_by_dict(_cls)
+
+
+def entry_of_overload(overload: OpOverload) -> Callable[..., Any]:
+    """Return PyTorch's own entry; with its Python frame, which some error texts tell."""
+    return MethodType(OpOverload.__call__, overload)
+
+
+def entry_of_packet(packet: OpOverloadPacket[Any, Any]) -> Callable[..., Any]:
+    """Return PyTorch's own entry for calls of this packet."""
+    return MethodType(OpOverloadPacket.__call__, packet)
 
 
 def accelerate_overload(overload: OpOverload, plan: _core.Plan | None = None) -> None:
@@ -103,29 +114,44 @@ def accelerate_packet(packet: OpOverloadPacket[Any, Any]) -> None:
 
 
 def bind_packet(packet: OpOverloadPacket[Any, Any], *, first_call: bool = True) -> None:
-    """Bind a packet's slot to the plan of its only overload, or to PyTorch's entry."""
+    """Bind a packet's slot to the plans of its overloads, or to PyTorch's entry."""
     entry = entry_of_packet(packet)
-    plan, may_be_direct = None, True
-    if len(packet._overload_names) == 1:
-        name = packet._overload_names[0] or "default"
-        overload = packet.__dict__.get(name)
-        if isinstance(overload, AcceleratedOverload) and overload.__dict__["_hotop_plan"]:
-            plan = overload.__dict__["_hotop_plan"]
-            may_be_direct = overload.__dict__["_hotop_direct"]
-        elif first_call:
-            # PyTorch makes the overload when it is first looked up; a call of the packet does it.
-            def first(*args: Any, **kwargs: Any) -> Any:
-                prepare_packet(packet)
-                return packet(*args, **kwargs)
+    plan: _core.Plan | tuple[_core.CallSlot, ...] | None = None
+    may_be_direct = True
+    planned = _planned_overloads(packet)
+    if first_call and len(planned) < len(packet._overload_names):
+        # PyTorch makes an overload when it is first looked up; the first call of the packet does.
+        def first(*args: Any, **kwargs: Any) -> Any:
+            prepare_packet(packet)
+            return packet(*args, **kwargs)
 
-            entry = first
+        entry = first
+    elif len(packet._overload_names) == 1 and planned:
+        plan = planned[0].__dict__["_hotop_plan"]
+        may_be_direct = planned[0].__dict__["_hotop_direct"]
+    elif planned:
+        plan = tuple(overload.__dict__[SLOT] for overload in planned)
     _core.bind(packet.__dict__[SLOT], plan, entry, may_be_direct)
 
 
+def _planned_overloads(packet: OpOverloadPacket[Any, Any]) -> list[OpOverload]:
+    """Return the overloads in the order in which PyTorch tries them, up to one without a plan."""
+    found: list[OpOverload] = []
+    for name in packet._overload_names:
+        overload = packet.__dict__.get(name or "default")
+        if not isinstance(overload, AcceleratedOverload) or not overload.__dict__["_hotop_plan"]:
+            break
+        found.append(overload)
+    return found
+
+
 def prepare_packet(packet: OpOverloadPacket[Any, Any]) -> None:
-    """Look up and plan the only overload of a packet, and bind its slot for good."""
-    if len(packet._overload_names) == 1:
-        make_plan(getattr(packet, packet._overload_names[0] or "default"))
+    """Look up and plan the overloads of a packet, and bind its slot for good."""
+    for name in packet._overload_names:
+        overload = getattr(packet, name or "default")
+        if not isinstance(overload, AcceleratedOverload):
+            break
+        make_plan(overload)
     if SLOT in packet.__dict__:
         bind_packet(packet, first_call=False)
 

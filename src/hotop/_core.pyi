@@ -51,7 +51,11 @@ class Plan:
 
 def add_node_methods(node_type: type, /) -> None: ...
 def bind(
-    slot: CallSlot, plan: Plan | None, slow: Callable[..., Any], may_be_direct: bool = True, /
+    slot: CallSlot,
+    plan: Plan | tuple[CallSlot, ...] | None,
+    slow: Callable[..., Any],
+    may_be_direct: bool = True,
+    /,
 ) -> None: ...
 def point_calls_by_dict(cls: type, /) -> None: ...
 def learn_python_kernels(

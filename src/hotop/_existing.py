@@ -13,6 +13,7 @@ import torch
 from torch import _C
 from torch._library import custom_ops
 from torch._ops import OpOverload, OpOverloadPacket
+from torch.library import _defs
 
 from hotop import _accelerated, _core
 from hotop._accelerated import AcceleratedOpDef, AcceleratedOverload, AcceleratedPacket
@@ -129,14 +130,20 @@ def _after_overload(overload: OpOverload) -> None:
 
 
 def _after_packet(packet: OpOverloadPacket[Any, Any]) -> None:
-    namespace = packet._qualified_op_name.split("::")[0]
-    if type(packet) is not OpOverloadPacket or len(packet._overload_names) != 1:
-        return
-    overload_name = packet._overload_names[0]
-    full_name = f"{packet._qualified_op_name}.{overload_name}".rstrip(".")
-    by_install = INSTALLED and full_name in torch.library._defs
-    if namespace in RULES.namespaces or by_install:
+    if RULES and _packet_is_covered(packet):
         cover_packet(packet)
+
+
+def _packet_is_covered(packet: OpOverloadPacket[Any, Any]) -> bool:
+    """Return whether a rule covers every overload, those never looked up by their name."""
+    if packet._qualified_op_name.split("::")[0] in RULES.namespaces:
+        return True
+    for name in packet._overload_names:
+        overload = packet.__dict__.get(name or "default")
+        full_name = f"{packet._qualified_op_name}.{name}".rstrip(".")
+        if not (RULES.cover(overload) if overload else INSTALLED and full_name in _defs):
+            return False
+    return True
 
 
 INSTALLED: list[Predicate] = []  # install()'s own rule, while it is active
@@ -169,10 +176,10 @@ def namespace_exists(name: str) -> bool:
 def _cover_by_rule() -> None:
     watch_look_ups()
     for packet in _packets():
-        covered = [o for o in _overloads(packet) if RULES.cover(o)]
-        for overload in covered:
-            cover_overload(overload)
-        if covered and len(packet._overload_names) == 1:
+        for overload in _overloads(packet):
+            if RULES.cover(overload):
+                cover_overload(overload)
+        if _packet_is_covered(packet):
             cover_packet(packet)
 
 
@@ -182,9 +189,6 @@ def accelerate_namespace(name: str) -> None:
         logger.info("accelerate: the namespace %r is accelerated already", name)
     RULES.namespaces.add(name)
     _cover_by_rule()
-    for packet in _packets(name):
-        if len(packet._overload_names) == 1:
-            cover_packet(packet)
 
 
 def accelerate(what: Any) -> None:
@@ -244,6 +248,9 @@ def restore(what: Any = None) -> None:
         RULES.namespaces.clear()
         RULES.predicates[:] = INSTALLED
         _restore([o for o in list(ACCELERATED) if not RULES.cover(o)])
+        for packet in _packets():
+            if not _packet_is_covered(packet):
+                _restore_packet(packet)
         return
     if isinstance(what, str) and "::" not in what:
         if what not in RULES.namespaces:
@@ -251,7 +258,8 @@ def restore(what: Any = None) -> None:
         RULES.namespaces.remove(what)
         _restore([o for o in list(ACCELERATED) if o.namespace == what and not RULES.cover(o)])
         for packet in _packets(what):
-            _restore_packet(packet)
+            if not _packet_is_covered(packet):
+                _restore_packet(packet)
         return
     found = _objects_of(what, "restore")
     if found and not any(isinstance(o, AcceleratedOverload | AcceleratedPacket) for o in found):
@@ -272,7 +280,5 @@ def _restore(overloads: list[OpOverload]) -> None:
 
 
 def _restore_packet(packet: OpOverloadPacket[Any, Any]) -> None:
-    if isinstance(packet, AcceleratedPacket) and not any(
-        isinstance(o, AcceleratedOverload) for o in _overloads(packet)
-    ):
+    if isinstance(packet, AcceleratedPacket):
         _accelerated.restore_packet(packet)

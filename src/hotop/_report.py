@@ -85,7 +85,7 @@ def report() -> Report:
         if isinstance(op, OpDef) and op._plan is not None:
             found[op._opoverload] = (op._plan, "custom_op")
     for overload in list(_existing.ACCELERATED):
-        plan = overload.__dict__["_hotop_plan"]  # None: not called
+        plan = overload.__dict__.get("_hotop_plan")  # None: not called
         if overload._name in custom_ops.OPDEFS:
             how = "custom_op"
         else:

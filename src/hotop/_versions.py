@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._library import utils
-from torch._ops import OpOverload, OpOverloadPacket
+from torch._ops import OpOverload
 
 if TYPE_CHECKING:
     from hotop._planned_op import PlannedOpDef
@@ -19,19 +18,6 @@ HAS_PYOBJECT_DISPATCH = hasattr(OpOverload, "_enable_pyobj_dispatch")
 
 # The same release counts a formula's gradients itself.
 COUNTS_GRADIENTS = HAS_PYOBJECT_DISPATCH
-
-
-def entry_of_overload(overload: OpOverload) -> Callable[..., Any]:
-    """Return PyTorch's own entry for calls of this overload, whatever its class is made to do."""
-    # In 2.13 OpOverload.__call__ does nothing else; without it there is one Python frame less.
-    return MethodType(OpOverload.__call__, overload) if HAS_PYOBJECT_DISPATCH else overload._op
-
-
-def entry_of_packet(packet: OpOverloadPacket[Any, Any]) -> Callable[..., Any]:
-    """Return PyTorch's own entry for calls of this packet."""
-    if HAS_PYOBJECT_DISPATCH or packet._has_torchbind_op_overload:
-        return MethodType(OpOverloadPacket.__call__, packet)
-    return packet._op
 
 
 class _CountedFormula:
