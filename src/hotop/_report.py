@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch._library import custom_ops
 
@@ -80,7 +81,7 @@ def report() -> Report:
     from hotop import _existing
     from hotop._op import OpDef
 
-    found = {}
+    found: dict[Any, tuple[Any, str]] = {}
     for op in list(custom_ops.OPDEFS.values()):
         if isinstance(op, OpDef) and op._plan is not None:
             found[op._opoverload] = (op._plan, "custom_op")
