@@ -330,6 +330,18 @@ def test_cost_model_is_the_benchmarks() -> None:
     assert suite["machine"]["date"][:10] in _cost_model.SOURCE
 
 
+def test_boxed_saving_is_measured() -> None:
+    file = ROOT / "benchmarks" / "results" / "existing.json"
+    saved = {}
+    for row in json.loads(file.read_text())["aten"]:
+        minima = {who: timing["minimum_ns"] for who, timing in row["timings"].items()}
+        saved.setdefault(row["name"], []).append(minima["today"] - minima["accelerated"])
+    smallest = {name: min(values) / 1000 for name, values in saved.items()}
+    for count, names in ((1, ("dim", "relu", "silu")), (2, ("mm", "bmm", "add.Tensor"))):
+        value = _cost_model.saving("C++", "boxed", count).low
+        assert value == pytest.approx(min(smallest[name] for name in names), abs=2e-3)
+
+
 def test_saving() -> None:
     one = _cost_model.saving("custom_op", "direct", 1)
     assert one.low == pytest.approx(4.017 - 0.052)

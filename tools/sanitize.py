@@ -102,6 +102,12 @@ def package(folder: Path) -> Path:
             (place / source.name).symlink_to(source)
     for made in [*folder.glob("_*.so"), folder / "_stamp.py"]:
         (place / made.name).symlink_to(made)
+    # An editable install finds modules by a hook that comes before every path.
+    (place.parent / "sitecustomize.py").write_text(
+        "import sys\n"
+        "hooks = [f for f in sys.meta_path if type(f).__name__ != 'ScikitBuildRedirectingFinder']\n"
+        "sys.meta_path[:] = hooks\n"
+    )
     return place.parent
 
 
