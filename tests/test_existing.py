@@ -109,6 +109,18 @@ class TestWhat:
         for op in (torch.ops.existing.early, torch.ops.existing.late):
             assert roads(op, torch.ones(1)) == ("direct", "direct")
 
+    def test_namespace_covers_a_later_custom_op(self, library: torch.library.Library) -> None:
+        library.define("some(Tensor x) -> Tensor")
+        hotop.accelerate("existing")
+
+        @torch.library.custom_op("existing::later", mutates_args=())
+        def later(x: Tensor) -> Tensor:
+            return x.clone()
+
+        assert later(torch.ones(1)).item() == 1
+        assert hotop.explain(later, torch.ones(1)).direct
+        assert roads(torch.ops.existing.later, torch.ones(1)) == ("direct", "direct")
+
     def test_predicate(self) -> None:
         def wanted(overload: OpOverload) -> bool:
             return overload._opname == "cosh"

@@ -91,6 +91,12 @@ def make_plan(overload: OpOverload) -> None:
     """Make the plan of an overload, and that of its packet, from the kernels in its table."""
     if not isinstance(overload, AcceleratedOverload) or overload.__dict__["_hotop_plan"]:
         return
+    op = custom_ops.OPDEFS.get(overload._name)
+    if type(op) is custom_ops.CustomOpDef and op._opoverload is overload:
+        # It was defined after a rule had covered its overload.
+        restore_overload(overload)
+        accelerate_op(op)
+        return
     schema = overload._schema
     names = (schema.name, schema.overload_name)
     try:

@@ -34,10 +34,10 @@ DIRECT_TAX: dict[str, _Points] = {
     "inference_mode": ((1, 0.052), (10, 0.075)),
 }
 
-# What a call on the boxed road saves at least against PyTorch's entry, by how the op was made and the
-# number of arguments: the smallest saving of ATen's operators of that many in `python -m hotop bench
-# --existing` (benchmarks/results/existing.json, same machine). Calls of ops made in other ways are
-# counted, and the report says that they are not in the estimate.
+# What a call on the boxed road saves at least against PyTorch's entry, by how the op was made and
+# the number of arguments: the smallest saving of ATen's operators of that many in `python -m hotop
+# bench --existing` (benchmarks/results/existing.json, same machine). Calls of ops made in other
+# ways are counted, and the report says that they are not in the estimate.
 BOXED_SAVING: dict[str, _Points] = {"C++": ((1, 0.648), (2, 0.784))}
 
 

@@ -94,6 +94,7 @@ def cover_overload(overload: OpOverload) -> bool:
     """Accelerate one overload, by its ``CustomOpDef`` where it has one; False: it was left."""
     _learn_python_kernels()
     if isinstance(overload, AcceleratedOverload):
+        _accelerated.make_plan(overload)
         return True
     if type(overload) is not OpOverload:
         made = _accelerated.is_made_by_hotop(overload)
