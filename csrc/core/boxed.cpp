@@ -31,9 +31,13 @@ bool symint_lists_hold_ints = false;
 
 // A Tensor that the dispatcher takes as it is: nobody's __torch_function__ is asked.
 HOTOP_INLINE bool is_ordinary_tensor(PyObject* value) {
-  return HOTOP_LIKELY(is_exact_tensor(value)) ||
-         (is_tensor(value) &&
-          _PyType_Lookup(Py_TYPE(value), torch_function_name) == disabled_torch_function);
+  if (HOTOP_LIKELY(is_exact_tensor(value))) return true;
+  if (!is_tensor(value) ||
+      _PyType_Lookup(Py_TYPE(value), torch_function_name) != disabled_torch_function) {
+    return false;
+  }
+  PyObject** dict = _PyObject_GetDictPtr(value);  // PyTorch asks the object, not its class
+  return dict == nullptr || *dict == nullptr || PyDict_Contains(*dict, torch_function_name) == 0;
 }
 
 bool is_number(PyObject* value) {
@@ -264,7 +268,10 @@ PyObject* call_dispatcher(const Plan& plan, Held* held) try {
   Stack& stack = held->stack;
   if (HOTOP_LIKELY(stack.size() == 1)) {
     c10::IValue& only = stack.front();
-    if (HOTOP_LIKELY(only.isTensor())) return THPVariable_Wrap(std::move(only).toTensor());
+    // A wrapped number becomes a number again.
+    if (HOTOP_LIKELY(only.isTensor() && !only.unsafeToTensorImpl()->is_wrapped_number())) {
+      return THPVariable_Wrap(std::move(only).toTensor());
+    }
     if (only.isInt()) return PyLong_FromLongLong(only.toInt());
   }
   return torch::jit::createPyObjectForStack(std::move(stack)).release().ptr();

@@ -162,6 +162,22 @@ Kernel* adopt_kernel(Plan& plan, const c10::KernelFunction& entry, c10::Dispatch
   if (plan.obligation != Obligation::Nothing) return nullptr;
   const auto& functor = kernel_functor(entry);
   if (PyObject* function = python_function_of(functor.get())) {
+    // Kernels that are gone let go of their functions, whose end may run Python code, and leave
+    // their place.
+    std::vector<PyRef> gone;
+    Kernel* place = nullptr;
+    for (Kernel& kernel : plan.kernels) {
+      if (kernel.role != Role::Backend || !kernel.functor.expired()) continue;
+      gone.push_back(std::move(kernel.function));
+      place = &kernel;
+    }
+    if (place != nullptr) {
+      forget_routes(plan);  // the old kernel's address is free for another now
+      place->functor = c10::weak_intrusive_ptr<c10::OperatorKernel>(functor);
+      place->address = functor.get();
+      place->function = PyRef::borrow(function);
+      return place;
+    }
     plan.kernels.push_back({Role::Backend, c10::weak_intrusive_ptr<c10::OperatorKernel>(functor),
                             functor.get(), PyRef::borrow(function), PyRef::borrow(Py_None)});
     return &plan.kernels.back();

@@ -109,15 +109,15 @@ PyObject* bind(PyObject*, PyObject* args) {
     PyErr_SetString(PyExc_TypeError, "expected a Plan, a tuple of slots, or None");
     return nullptr;
   }
-  slot_clear(object);
   auto* slot = reinterpret_cast<Slot*>(object);
-  Py_INCREF(slow);
-  slot->slow = slow;
-  if (plan != Py_None) {
-    Py_INCREF(plan);
-    slot->plan = plan;
-    slot->vectorcall = several ? call_resolved : may_be_direct ? call_direct : call_slow;
-  }
+  const bool planned = plan != Py_None;
+  slot->vectorcall = !planned || (!several && !may_be_direct) ? call_slow
+                     : several                                ? call_resolved
+                                                              : call_direct;
+  // What stood there goes last: that may run Python code.
+  const auto old_plan =
+      PyRef::steal(std::exchange(slot->plan, planned ? PyRef::borrow(plan).release() : nullptr));
+  const auto old_slow = PyRef::steal(std::exchange(slot->slow, PyRef::borrow(slow).release()));
   Py_RETURN_NONE;
 }
 
@@ -222,7 +222,8 @@ PyObject* call_pytorch(Slot* slot, PyObject* const* args, size_t nargsf, PyObjec
     PyErr_SetString(PyExc_RuntimeError, "this op was called before it was defined");
     return nullptr;
   }
-  if (slot->plan != nullptr) {
+  // Python code that ran in the gate may have bound the slot to something else.
+  if (slot->plan != nullptr && Py_IS_TYPE(slot->plan, PlanType)) {
     auto plan_alive = PyRef::borrow(slot->plan);
     Plan& plan = *reinterpret_cast<PlanObject*>(slot->plan)->plan;
     PyObject* result = nullptr;

@@ -6,9 +6,12 @@ dict. Identity and hash stay.
 
 from __future__ import annotations
 
+import functools
+import os
+import threading
 from collections.abc import Callable
 from types import MethodType
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from torch import _C
 from torch._library import custom_ops
@@ -18,7 +21,31 @@ from hotop import _core
 from hotop._op import find_overload, find_packet
 from hotop._planned_op import PlannedOpDef
 
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 SLOT = _core.SLOT_NAME
+
+# One thread at a time changes what is accelerated; calls do not ask.
+LOCK = threading.RLock()
+
+
+def _fresh_lock() -> None:
+    global LOCK
+    LOCK = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_fresh_lock)
+
+
+def locked(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Run a function while no other thread changes what is accelerated."""
+
+    @functools.wraps(function)
+    def run(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        with LOCK:
+            return function(*args, **kwargs)
+
+    return run
 
 
 # As in hotop._op: __call__ is for Dynamo and inspect; CPython calls the C++ routine.
@@ -87,6 +114,7 @@ def accelerate_overload(overload: OpOverload, plan: _core.Plan | None = None) ->
     overload.__class__ = AcceleratedOverload
 
 
+@locked
 def make_plan(overload: OpOverload) -> None:
     """Make the plan of an overload, and that of its packet, from the kernels in its table."""
     if not isinstance(overload, AcceleratedOverload) or overload.__dict__["_hotop_plan"]:
@@ -114,13 +142,19 @@ def make_plan(overload: OpOverload) -> None:
 
 def accelerate_packet(packet: OpOverloadPacket[Any, Any]) -> None:
     """Let calls of a packet go by the plan of its overload while it has only one."""
-    packet.__dict__[SLOT] = _core.CallSlot()
+    slot = _core.CallSlot()
+    _core.bind(slot, None, entry_of_packet(packet))
+    packet.__dict__[SLOT] = slot
     packet.__class__ = AcceleratedPacket
     bind_packet(packet)
 
 
+@locked
 def bind_packet(packet: OpOverloadPacket[Any, Any], *, first_call: bool = True) -> None:
     """Bind a packet's slot to the plans of its overloads, or to PyTorch's entry."""
+    slot = packet.__dict__.get(SLOT)
+    if slot is None:  # given back
+        return
     entry = entry_of_packet(packet)
     plan: _core.Plan | tuple[_core.CallSlot, ...] | None = None
     may_be_direct = True
@@ -137,7 +171,7 @@ def bind_packet(packet: OpOverloadPacket[Any, Any], *, first_call: bool = True) 
         may_be_direct = planned[0].__dict__["_hotop_direct"]
     elif planned:
         plan = tuple(overload.__dict__[SLOT] for overload in planned)
-    _core.bind(packet.__dict__[SLOT], plan, entry, may_be_direct)
+    _core.bind(slot, plan, entry, may_be_direct)
 
 
 def _planned_overloads(packet: OpOverloadPacket[Any, Any]) -> list[OpOverload]:
@@ -151,6 +185,7 @@ def _planned_overloads(packet: OpOverloadPacket[Any, Any]) -> list[OpOverload]:
     return found
 
 
+@locked
 def prepare_packet(packet: OpOverloadPacket[Any, Any]) -> None:
     """Look up and plan the overloads of a packet, and bind its slot for good."""
     for name in packet._overload_names:
@@ -158,8 +193,7 @@ def prepare_packet(packet: OpOverloadPacket[Any, Any]) -> None:
         if not isinstance(overload, AcceleratedOverload):
             break
         make_plan(overload)
-    if SLOT in packet.__dict__:
-        bind_packet(packet, first_call=False)
+    bind_packet(packet, first_call=False)
 
 
 def prepare(what: Any) -> None:
@@ -173,11 +207,13 @@ def prepare(what: Any) -> None:
 def accelerate_op(op: custom_ops.CustomOpDef) -> None:
     """Put a plan in front of a ``torch.library.custom_op``, its overload and its packet."""
     overload = op._opoverload
+    slot = _core.CallSlot()
+    _core.bind(slot, None, entry_of_overload(overload))
+    op.__dict__[SLOT] = slot
     op.__class__ = AcceleratedOpDef
     assert isinstance(op, AcceleratedOpDef)
     op._begin_plan()
     plan = op._plan = op._make_plan(overload)
-    slot = op.__dict__[SLOT] = _core.CallSlot()
     _core.bind(slot, plan, entry_of_overload(overload))
     if plan is None:
         return

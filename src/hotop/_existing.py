@@ -16,7 +16,12 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch.library import _defs
 
 from hotop import _accelerated, _core
-from hotop._accelerated import AcceleratedOpDef, AcceleratedOverload, AcceleratedPacket
+from hotop._accelerated import (
+    AcceleratedOpDef,
+    AcceleratedOverload,
+    AcceleratedPacket,
+    locked,
+)
 
 logger = logging.getLogger("hotop")
 
@@ -29,17 +34,31 @@ class _Rules:
     def __init__(self) -> None:
         self.namespaces: set[str] = set()
         self.predicates: list[Predicate] = []
+        self.exceptions: weakref.WeakSet[OpOverload] = weakref.WeakSet()  # given back one by one
 
     def __bool__(self) -> bool:
         return bool(self.namespaces or self.predicates)
 
     def cover(self, overload: OpOverload) -> bool:
-        return overload.namespace in self.namespaces or any(p(overload) for p in self.predicates)
+        if overload in self.exceptions:
+            return False
+        return overload.namespace in self.namespaces or any(
+            self._asks(predicate, overload) for predicate in self.predicates
+        )
+
+    def _asks(self, predicate: Predicate, overload: OpOverload) -> bool:
+        try:
+            return bool(predicate(overload))
+        except Exception as error:
+            LEFT[overload._name] = f"a predicate of accelerate raised {error!r}"
+            return False
 
 
 RULES = _Rules()
 ACCELERATED: weakref.WeakSet[OpOverload] = weakref.WeakSet()
 LEFT: dict[str, str] = {}  # name -> why it was not covered
+# torch/_inductor/ir.py, _CollectiveKernel
+EXACT_CLASS = {"_c10d_functional", "_c10d_functional_autograd", "c10d_functional"}
 
 
 def _namespaces() -> Iterator[types.ModuleType]:
@@ -96,6 +115,9 @@ def cover_overload(overload: OpOverload) -> bool:
     if isinstance(overload, AcceleratedOverload):
         _accelerated.make_plan(overload)
         return True
+    if overload.namespace in EXACT_CLASS:
+        LEFT[overload._name] = "Inductor asks for PyTorch's very class"
+        return False
     if type(overload) is not OpOverload:
         made = _accelerated.is_made_by_hotop(overload)
         LEFT[overload._name] = (
@@ -125,11 +147,13 @@ def cover_packet(packet: OpOverloadPacket[Any, Any]) -> None:
 # What is looked up later.
 
 
+@locked
 def _after_overload(overload: OpOverload) -> None:
     if RULES and type(overload) is OpOverload and RULES.cover(overload):
         cover_overload(overload)
 
 
+@locked
 def _after_packet(packet: OpOverloadPacket[Any, Any]) -> None:
     if RULES and _packet_is_covered(packet):
         cover_packet(packet)
@@ -137,6 +161,8 @@ def _after_packet(packet: OpOverloadPacket[Any, Any]) -> None:
 
 def _packet_is_covered(packet: OpOverloadPacket[Any, Any]) -> bool:
     """Return whether a rule covers every overload, those never looked up by their name."""
+    if any(overload in RULES.exceptions for overload in _overloads(packet)):
+        return False
     if packet._qualified_op_name.split("::")[0] in RULES.namespaces:
         return True
     for name in packet._overload_names:
@@ -184,14 +210,19 @@ def _cover_by_rule() -> None:
             cover_packet(packet)
 
 
+@locked
 def accelerate_namespace(name: str) -> None:
     """Accelerate a namespace, which may get its operators later."""
     if name in RULES.namespaces:
         logger.info("accelerate: the namespace %r is accelerated already", name)
     RULES.namespaces.add(name)
+    for overload in list(RULES.exceptions):
+        if overload.namespace == name:
+            RULES.exceptions.discard(overload)
     _cover_by_rule()
 
 
+@locked
 def accelerate(what: Any) -> None:
     """See :func:`hotop.accelerate`."""
     if isinstance(what, str) and "::" not in what:
@@ -203,6 +234,7 @@ def accelerate(what: Any) -> None:
         if isinstance(found, OpOverloadPacket):
             cover_packet(found)
         else:
+            RULES.exceptions.discard(found)
             cover_overload(found)
 
 
@@ -213,9 +245,12 @@ def _objects_of(what: Any, verb: str) -> list[Any]:
         op_name, _, overload_name = name.partition(".")
         try:
             packet = getattr(getattr(torch.ops, namespace), op_name)
-            what = getattr(packet, overload_name) if overload_name else packet
+            found = getattr(packet, overload_name) if overload_name else packet
         except AttributeError:
-            raise ValueError(f"{verb}: there is no operator {what!r}") from None
+            found = None
+        if not isinstance(found, OpOverload | OpOverloadPacket):
+            raise ValueError(f"{verb}: there is no operator {what!r}")
+        what = found
     if isinstance(what, custom_ops.CustomOpDef):
         return [what._opoverload, what._opoverload._overloadpacket]
     if isinstance(what, OpOverload):
@@ -233,6 +268,15 @@ def _objects_of(what: Any, verb: str) -> list[Any]:
 
 def _objects_of_predicate(predicate: Predicate, verb: str) -> list[Any]:
     if verb == "accelerate":
+        try:
+            answer: object = predicate(torch.ops.aten.add.Tensor)
+        except Exception as error:
+            answer = error
+        if not isinstance(answer, bool):
+            raise TypeError(
+                "accelerate: a predicate takes an OpOverload and returns a bool; "
+                f"{predicate!r} gave {type(answer).__name__} for aten::add.Tensor"
+            )
         if predicate not in RULES.predicates:
             RULES.predicates.append(predicate)
         _cover_by_rule()
@@ -243,29 +287,36 @@ def _objects_of_predicate(predicate: Predicate, verb: str) -> list[Any]:
     return [o for o in list(ACCELERATED) if predicate(o) and not RULES.cover(o)]
 
 
+@locked
 def restore(what: Any = None) -> None:
     """See :func:`hotop.restore`."""
     if what is None:
         RULES.namespaces.clear()
         RULES.predicates[:] = INSTALLED
+        RULES.exceptions.clear()
         _restore([o for o in list(ACCELERATED) if not RULES.cover(o)])
-        for packet in _packets():
-            if not _packet_is_covered(packet):
-                _restore_packet(packet)
-        return
-    if isinstance(what, str) and "::" not in what:
+    elif isinstance(what, str) and "::" not in what:
         if what not in RULES.namespaces:
             raise ValueError(f"restore: the namespace {what!r} is not accelerated")
         RULES.namespaces.remove(what)
         _restore([o for o in list(ACCELERATED) if o.namespace == what and not RULES.cover(o)])
-        for packet in _packets(what):
-            if not _packet_is_covered(packet):
-                _restore_packet(packet)
-        return
-    found = _objects_of(what, "restore")
-    if found and not any(isinstance(o, AcceleratedOverload | AcceleratedPacket) for o in found):
-        raise ValueError(f"restore: {what} is not accelerated")
-    _restore([o for o in found if isinstance(o, OpOverload)])
+    else:
+        found = _objects_of(what, "restore")
+        by_rule = callable(what) and not isinstance(what, OpOverload | OpOverloadPacket)
+        by_rule = by_rule and not isinstance(what, custom_ops.CustomOpDef)
+        if not by_rule and not any(
+            isinstance(o, AcceleratedOverload | AcceleratedPacket) for o in found
+        ):
+            raise ValueError(f"restore: {what} is not accelerated")
+        overloads = [o for o in found if isinstance(o, OpOverload)]
+        if not by_rule:
+            RULES.exceptions.update(overloads)
+        _restore(overloads)
+    # Packets of which no overload was looked up, or none is accelerated any more.
+    for packet in _packets():
+        accelerated = any(isinstance(o, AcceleratedOverload) for o in _overloads(packet))
+        if not accelerated and not _packet_is_covered(packet):
+            _restore_packet(packet)
 
 
 def _restore(overloads: list[OpOverload]) -> None:

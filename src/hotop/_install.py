@@ -22,7 +22,8 @@ def is_installed() -> bool:
 
 
 def _new(cls: type, *args: Any, **kwargs: Any) -> Any:
-    if is_installed() and cls is custom_ops.CustomOpDef:
+    # Without arguments it is copy.copy's.
+    if is_installed() and cls is custom_ops.CustomOpDef and (args or kwargs):
         return OpDef.__new__(OpDef)
     return super(custom_ops.CustomOpDef, cls).__new__(cls)  # type: ignore[misc]
 

@@ -78,14 +78,16 @@ def report() -> Report:
     """
     if _load.CORE is None:
         return Report(left={"everything": _load.PROBLEM})
-    from hotop import _existing
+    from hotop import _accelerated, _existing
     from hotop._op import OpDef
 
     found: dict[Any, tuple[Any, str]] = {}
     for op in list(custom_ops.OPDEFS.values()):
         if isinstance(op, OpDef) and op._plan is not None:
             found[op._opoverload] = (op._plan, "custom_op")
-    for overload in list(_existing.ACCELERATED):
+    with _accelerated.LOCK:
+        accelerated, left = list(_existing.ACCELERATED), dict(_existing.LEFT)
+    for overload in accelerated:
         plan = overload.__dict__.get("_hotop_plan")  # None: not called
         if overload._name in custom_ops.OPDEFS:
             how = "custom_op"
@@ -99,4 +101,4 @@ def report() -> Report:
             counts = (plan.direct_calls, plan.boxed_calls, plan.pytorch_calls)
         ops.append(OpReport(overload._name, how, *counts, len(overload._schema.arguments)))
     called = sorted((op for op in ops if op.calls), key=lambda op: (-op.calls, op.name))
-    return Report(called, len(ops), dict(_existing.LEFT))
+    return Report(called, len(ops), left)
