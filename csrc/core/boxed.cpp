@@ -295,6 +295,7 @@ bool call_boxed(Plan& plan, PyObject* const* args, Py_ssize_t nargs, PyObject* k
   const torch::jit::ToIValueAllowNumbersAsTensors numbers(plan.numbers_as_tensors);
   Held held;
   if (!fill_stack(plan, args, nargs, kwnames, &held.stack)) return false;
+  if (HOTOP_UNLIKELY(!plan.registered)) return false;  // a finalizer removed the operator
   ++plan.boxed_calls;
   *result = call_dispatcher(plan, &held);
   return true;

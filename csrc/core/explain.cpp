@@ -92,6 +92,7 @@ PyObject* explain(PyObject*, PyObject* arguments) {
                          "PyTorch chooses among several overloads, or the schema has a type that "
                          "only it handles");
   }
+  const auto plan_alive = PyRef::borrow(chosen.plan);  // the gate may run Python code
   Plan& plan = *reinterpret_cast<PlanObject*>(chosen.plan)->plan;
   if (chosen.vectorcall == call_slow) {
     const bool boxed = can_call_boxed(plan, values.data(), nargs, names.get());

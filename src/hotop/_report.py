@@ -19,7 +19,8 @@ class OpReport:
         how: How it was registered: ``"custom_op"``, ``"Library"`` or ``"C++"``.
         direct: Calls that went straight to a Python kernel.
         boxed: Calls whose arguments were converted in C++ for one call of the dispatcher.
-        pytorch: Calls by PyTorch's own entry.
+        pytorch: Calls by PyTorch's own entry. Of a packet with several overloads they are counted
+            for the first that can take so many arguments, whichever PyTorch then finds.
         arguments: How many arguments its schema has.
     """
 
