@@ -159,13 +159,18 @@ def test_what_fails_is_taken_back(copied_package: Path) -> None:
     init = copied_package / "__init__.py"
     text = init.read_text()
     environment = {"HOTOP": "1", "PYTHONPATH": path(copied_package), "HOTOP_ACCELERATE": "aten"}
-    for broken, kind in (("accelerate", "hotop._op"), ("install", "torch._library.custom_ops")):
+    for broken, kind in (
+        ("_existing.accelerate_namespace", "hotop._op"),
+        ("_install.install", "torch._library.custom_ops"),
+    ):
         # The real one does its work, then fails.
         patch = f"""
+            from hotop import _existing, _install
             _real = {broken}
-            def {broken}(*words):
+            def _broken(*words):
                 _real(*words)
                 raise ValueError("nothing here")
+            {broken} = _broken
             """
         cut = text.index("__version__")  # before the end, where hotop may be installed
         init.write_text(text[:cut] + textwrap.dedent(patch) + text[cut:])
