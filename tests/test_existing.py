@@ -369,6 +369,21 @@ class TestCompiled:
         plan = A.mul.Tensor.__dict__["_hotop_plan"]
         assert plan.boxed_calls > 0
 
+    def test_what_inductor_calls(self, library: torch.library.Library) -> None:
+        library.define("plus_one(Tensor x) -> Tensor")
+        library.impl("plus_one", lambda x: x + 1, "CPU")
+        torch.library.register_fake("existing::plus_one", torch.empty_like, lib=library)
+        overload = torch.ops.existing.plus_one.default
+        hotop.install()
+        torch._dynamo.reset()
+        compiled = torch.compile(lambda x: overload(x * 2) * 3, fullgraph=True)
+        x = torch.ones(3)
+        with torch.no_grad():
+            assert torch.equal(compiled(x), torch.full((3,), 9.0))
+            before = overload.__dict__["_hotop_plan"].direct_calls
+            compiled(x)
+        assert overload.__dict__["_hotop_plan"].direct_calls == before + 1
+
 
 class ModuleOf(torch.nn.Module):
     def __init__(self, function: Callable) -> None:
