@@ -264,7 +264,7 @@ void call_without_gil(const c10::OperatorHandle& handle, Held* held) {
 PyObject* call_dispatcher(const Plan& plan, Held* held) try {
   for (const int position : plan.tensor_positions) held->kept.push_back(held->stack[position]);
   const c10::OperatorHandle handle = plan.handle;
-  call_without_gil(handle, held);
+  with_entry_warnings([&] { call_without_gil(handle, held); });
   Stack& stack = held->stack;
   if (HOTOP_LIKELY(stack.size() == 1)) {
     c10::IValue& only = stack.front();

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "py_ref.h"
+#include "py_warnings.h"
 
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15
 #include <torch/csrc/Dtype.h>
@@ -86,6 +87,17 @@ inline c10::DispatchKeySet without_fallthrough(const c10::DispatchKeyExtractor& 
     return keys & (extractor.*reach(detail::MasksTag{}))[keys.getBackendIndex()];
   }
   return keys & extractor.*reach(detail::MaskTag{});
+}
+
+// 2.15's own entry for an operator turns warnings of C++ into Python's; 2.13's leaves them to
+// stderr.
+template <typename Action>
+void with_entry_warnings(Action action) {
+#ifdef HOTOP_TORCH_2_15
+  with_python_warnings(action);
+#else
+  action();
+#endif
 }
 
 // The torch function modes of a thread, the innermost last.
