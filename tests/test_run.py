@@ -277,7 +277,12 @@ def test_signals(number: signal.Signals, tmp_path: Path) -> None:
     seen = []
     for command in ([sys.executable], RUN):
         with subprocess.Popen(
-            [*command, str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [*command, str(path)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            # A background job of a shell, as CI may be, ignores it and hands that on.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         ) as process:
             said = process.stdout.readline()
             if number == signal.SIGPIPE:  # which Python ignores
