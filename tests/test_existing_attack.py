@@ -18,11 +18,7 @@ import hotop
 A = torch.ops.aten
 
 
-@pytest.fixture(autouse=True)
-def nothing_stays() -> Iterator[None]:
-    yield
-    hotop.uninstall()
-    hotop.restore()
+pytestmark = pytest.mark.usefixtures("nothing_stays")
 
 
 @pytest.fixture

@@ -16,11 +16,7 @@ from twin_existing import roads
 A = torch.ops.aten
 
 
-@pytest.fixture(autouse=True)
-def nothing_stays() -> Iterator[None]:
-    yield
-    hotop.uninstall()
-    hotop.restore()
+pytestmark = pytest.mark.usefixtures("nothing_stays")
 
 
 @pytest.fixture

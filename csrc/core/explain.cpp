@@ -73,15 +73,8 @@ PyObject* explain(PyObject*, PyObject* arguments) {
   for (Py_ssize_t i = 0; i < nargs; ++i) values[i] = PyTuple_GET_ITEM(args, i);
   PyRef names;
   if (nkeywords > 0) {
-    names = PyRef::steal(PyTuple_New(nkeywords));
+    names = unpack_keywords(kwargs, values.data() + nargs);
     if (!names) return nullptr;
-    PyObject* name = nullptr;
-    PyObject* value = nullptr;
-    for (Py_ssize_t at = 0, i = 0; PyDict_Next(kwargs, &at, &name, &value); ++i) {
-      Py_INCREF(name);
-      PyTuple_SET_ITEM(names.get(), i, name);
-      values[nargs + i] = value;
-    }
   }
   Slot chosen = *slot;
   if (slot->plan != nullptr && PyTuple_CheckExact(slot->plan)) {

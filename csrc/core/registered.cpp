@@ -37,13 +37,14 @@ void watch_registration(Plan& plan) {
       c10::Dispatcher::singleton().addRegistrationListener(std::make_unique<Listener>()));
   static_cast<void>(registration);
   const std::lock_guard lock(watched().mutex);
-  watched().plans.emplace(plan.handle.operator_name(), &plan);
+  watched().plans.emplace(plan.schema->operator_name(), &plan);
 }
 
 void unwatch_registration(Plan& plan) {
   const std::lock_guard lock(watched().mutex);
-  // By address: the handle's name may be gone.
-  for (auto found = watched().plans.begin(); found != watched().plans.end(); ++found) {
+  // The schema is the plan's own copy; what the handle names may be gone.
+  const auto [begin, end] = watched().plans.equal_range(plan.schema->operator_name());
+  for (auto found = begin; found != end; ++found) {
     if (found->second != &plan) continue;
     watched().plans.erase(found);
     return;

@@ -148,19 +148,8 @@ PyObject* call_by_dict(PyObject* self, PyObject* args, PyObject* kwargs) {
   }
   PyObject* all[kMaxArguments];
   for (Py_ssize_t i = 0; i < nargs; ++i) all[i] = values[i];
-  auto names = PyRef::steal(PyTuple_New(nkeywords));
+  auto names = unpack_keywords(kwargs, all + nargs);
   if (!names) return nullptr;
-  PyObject* name = nullptr;
-  PyObject* value = nullptr;
-  for (Py_ssize_t at = 0, i = 0; PyDict_Next(kwargs, &at, &name, &value); ++i) {
-    if (HOTOP_UNLIKELY(!PyUnicode_Check(name))) {
-      PyErr_SetString(PyExc_TypeError, "keywords must be strings");
-      return nullptr;
-    }
-    Py_INCREF(name);
-    PyTuple_SET_ITEM(names.get(), i, name);
-    all[nargs + i] = value;
-  }
   return slot->vectorcall(found.get(), all, nargs, names.get());
 }
 
@@ -209,6 +198,23 @@ Slot resolved_slot(const Slot& packet, PyObject* const* args, Py_ssize_t nargs, 
     break;
   }
   return chosen;
+}
+
+PyRef unpack_keywords(PyObject* kwargs, PyObject** values) {
+  auto names = PyRef::steal(PyTuple_New(PyDict_GET_SIZE(kwargs)));
+  if (!names) return names;
+  PyObject* name = nullptr;
+  PyObject* value = nullptr;
+  for (Py_ssize_t at = 0, i = 0; PyDict_Next(kwargs, &at, &name, &value); ++i) {
+    if (HOTOP_UNLIKELY(!PyUnicode_Check(name))) {
+      PyErr_SetString(PyExc_TypeError, "keywords must be strings");
+      return PyRef();
+    }
+    Py_INCREF(name);
+    PyTuple_SET_ITEM(names.get(), i, name);
+    values[i] = value;
+  }
+  return names;
 }
 
 bool is_slot(PyObject* object) {

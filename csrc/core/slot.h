@@ -24,6 +24,10 @@ PyObject* call_slow(PyObject* self, PyObject* const* args, size_t nargsf, PyObje
 // is none.
 Slot resolved_slot(const Slot& packet, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames);
 
+// Writes a keyword dict's values to `values` and returns their names, as the vectorcall protocol
+// has them. Null: an error is set.
+PyRef unpack_keywords(PyObject* kwargs, PyObject** values);
+
 bool is_slot(PyObject* object);  // else sets TypeError
 bool add_slot_type(PyObject* module);
 extern PyMethodDef slot_functions[];

@@ -141,7 +141,7 @@ def make_plan(overload: OpOverload) -> None:
 
 
 def accelerate_packet(packet: OpOverloadPacket[Any, Any]) -> None:
-    """Let calls of a packet go by the plan of its overload while it has only one."""
+    """Let calls of a packet go by the plans of its overloads."""
     slot = _core.CallSlot()
     _core.bind(slot, None, entry_of_packet(packet))
     packet.__dict__[SLOT] = slot

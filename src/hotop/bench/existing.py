@@ -1,15 +1,13 @@
 """What acceleration does for ops that exist: registered ops, ATen, exported models, imports."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-
-import torch
 
 from hotop.bench.existing_aten import AtenRow, geometric_mean_ratio, measure_aten
 from hotop.bench.existing_import import ImportRow, measure_imports
 from hotop.bench.existing_models import ModelRow, make_models, measure_models, missing_packages
 from hotop.bench.existing_ops import OpRow, measure_ops
+from hotop.bench.timing import one_torch_thread
 
 __all__ = ["ExistingResult", "measure"]
 
@@ -59,17 +57,6 @@ class ExistingResult:
         }
 
 
-@contextmanager
-def _one_torch_thread() -> Iterator[None]:
-    """Keeps PyTorch from waking helper threads, which costs more than these calls."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def measure(
     *,
     quick: bool = False,
@@ -84,7 +71,7 @@ def measure(
         return lambda title: on_step(title, step, _STEPS)
 
     missing = missing_packages()
-    with _one_torch_thread():
+    with one_torch_thread():
         at(0)("ops of define + impl and of custom_op")
         ops = measure_ops(quick=quick)
         aten = measure_aten(quick=quick, on_call=at(1))

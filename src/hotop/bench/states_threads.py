@@ -25,8 +25,7 @@ cores beyond what 8 threads show on this machine.
 import itertools
 import statistics
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from time import perf_counter
 from typing import Any
@@ -35,7 +34,7 @@ import torch
 from torch import Tensor
 
 from hotop.bench.contenders import CUSTOM_OP, DEFINE_IMPL, HOTOP, PLAIN, register
-from hotop.bench.timing import Loop, gc_paused, make_loop, time_calls
+from hotop.bench.timing import Loop, gc_paused, make_loop, one_torch_thread, time_calls
 
 __all__ = [
     "KERNELS",
@@ -115,7 +114,7 @@ class LatenessRow:
 def measure_threads(*, quick: bool = False) -> list[ThreadsRow]:
     """Measures the calls per second of 1, 2 and 8 threads."""
     seconds, rounds = (_SECONDS / 10, 2) if quick else (_SECONDS, _ROUNDS)
-    with _one_torch_thread():
+    with one_torch_thread():
         return [
             row for kernel in (TRIVIAL, MATRIX) for row in _measure_kernel(kernel, seconds, rounds)
         ]
@@ -124,18 +123,8 @@ def measure_threads(*, quick: bool = False) -> list[ThreadsRow]:
 def measure_lateness(*, quick: bool = False) -> list[LatenessRow]:
     """Measures how late a thread wakes while another calls."""
     wakes, rounds = (_WAKES // 10, 2) if quick else (_WAKES, _ROUNDS)
-    with _one_torch_thread(), gc_paused():
+    with one_torch_thread(), gc_paused():
         return [LatenessRow(kernel, _latenesses(kernel, wakes, rounds)) for kernel in KERNELS]
-
-
-@contextmanager
-def _one_torch_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _make_loops(kernel: str) -> dict[str, Loop]:

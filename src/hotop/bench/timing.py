@@ -9,6 +9,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from time import perf_counter_ns
 
+import torch
+
 __all__ = ["Loop", "Timing", "gc_paused", "make_loop", "quieter", "time_calls", "time_interleaved"]
 
 Loop = Callable[[Iterable[object]], None]
@@ -160,3 +162,14 @@ def gc_paused() -> Iterator[None]:
         yield
     finally:
         gc.enable()
+
+
+@contextmanager
+def one_torch_thread() -> Iterator[None]:
+    """Keeps PyTorch from waking helper threads, which costs more than these calls."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
