@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ SKIPPED: dict[str, str] = {
     "aten::seed": "sets the seed of the process",
     "aten::wait": "waits for a future that never ends",
 }
+INT_DTYPES = 8  # the first of PyTorch's ScalarType: uint8 to float64
 
 
 def dispatcher_names(namespace: str = "aten") -> list[str]:
@@ -49,3 +51,21 @@ def name_of(op: Any) -> str:
 def skip_reason(name: str) -> str | None:
     """Return why an overload is not called, or None."""
     return SKIPPED.get(name.partition(".")[0])
+
+
+def is_undefined(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return whether TorchScript's `aten::to` reads what is not there.
+
+    It takes any int for a dtype, and with `copy` it reads the dtype even when there is none.
+    """
+    if not name_of(op).startswith("aten::to.prim_"):
+        return False
+    names = [argument.name for argument in op._schema.arguments]
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    dtype = given.get("dtype")
+    if dtype is None and given.get("device") is None:
+        return given.get("copy", False) is not False
+    try:
+        return not 0 <= operator.index(dtype) < INT_DTYPES
+    except (TypeError, RuntimeError):  # None, or refused
+        return False

@@ -134,9 +134,12 @@ def _one(
 ) -> bool:
     try:
         with torch.random.fork_rng():
-            case.make()
+            made = case.make()
     except Exception:  # an argument that this change does not fit
         report.counts["form does not fit"] += 1
+        return False
+    if overloads.is_undefined(case.op, *made):
+        report.counts["undefined in PyTorch"] += 1
         return False
     lines, seen, wavers = compare(case, spoil)
     tally["calls"] += 1
