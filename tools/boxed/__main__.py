@@ -10,12 +10,13 @@ import sys
 import time
 from pathlib import Path
 
+ROOT = Path(__file__).resolve().parents[2]
 if __package__ in (None, ""):  # `python tools/boxed`
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+    sys.path.insert(0, str(ROOT))
 
-from tools.boxed import campaign
+from tools.boxed import campaign  # noqa: E402
 
-STORE = campaign.ROOT / "build" / "boxed-findings.txt"
+STORE = ROOT / "build" / "boxed-findings.txt"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -56,7 +57,7 @@ def _replay(arguments: argparse.Namespace, seed: int) -> int:
         **{"spoil": arguments.spoil, "after": "", "cap": 0},
     }
     bad = False
-    for words in campaign.worker_lines(job):
+    for words in campaign.words_of(job):
         for _, title, lines in words.get("findings", ()):
             print(f"{title}\n" + "\n".join(f"  {line}" for line in lines))
             bad = True

@@ -8,16 +8,14 @@ import os
 import queue
 import random
 import resource
-import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+from tools.worker import worker_lines
+
 SILENCE = 60.0  # seconds without a word from a worker: its call hangs
 MEMORY = 8 << 30  # bytes of address space of a worker: wild sizes must not take the machine
 TRIES = 2  # of a call that crashed
@@ -92,52 +90,13 @@ def work(job: dict[str, Any]) -> None:
         os.chdir("/")
 
 
-def _environment() -> dict[str, str]:
-    quiet = {"TORCH_CPP_LOG_LEVEL": "FATAL", "KINETO_LOG_LEVEL": "99", "OMP_NUM_THREADS": "1"}
-    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
-    return {**os.environ, **quiet, "PYTHONPATH": os.pathsep.join(p for p in paths if p)}
-
-
-def worker_lines(job: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Start a worker and yield what it says; last comes how it ended."""
-    with tempfile.TemporaryFile("w+") as errors:
-        process = subprocess.Popen(
-            [sys.executable, "-X", "faulthandler", "-m", "tools.boxed", "--work", json.dumps(job)],
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            errors="replace",
-            env=_environment(),
-        )
-        assert process.stdout is not None
-        hung = threading.Event()
-
-        def silent() -> None:
-            hung.set()
-            process.kill()
-
-        timer = threading.Timer(SILENCE * 3, silent)  # the first words wait for the imports
-        timer.start()
-        try:
-            for line in process.stdout:
-                timer.cancel()
-                timer = threading.Timer(SILENCE, silent)
-                timer.daemon = True
-                timer.start()
-                if line.startswith("{"):
-                    yield json.loads(line)
-            process.wait()
-            errors.seek(0)
-            tail = [line.rstrip() for line in errors.readlines()[-25:]]
-            yield {"exit": process.returncode, "hang": hung.is_set(), "stderr": tail}
-        finally:
-            timer.cancel()
-            process.kill()
-            process.wait()
+def words_of(job: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Start a worker on this job and yield what it says."""
+    return worker_lines("tools.boxed", "--work", json.dumps(job), silence=SILENCE)
 
 
 def _ends_badly(job: dict[str, Any]) -> str:
-    for words in worker_lines(job):
+    for words in words_of(job):
         if "exit" in words:
             return "hang" if words["hang"] else f"exit {words['exit']}" if words["exit"] else ""
     return ""
@@ -157,7 +116,7 @@ def _judged(job: dict[str, Any], item: str, step: str, words: dict[str, Any]) ->
 def _seen_alone(item: str, step: str, job: dict[str, Any]) -> bool:
     """Tell whether a difference is there too when its call is made alone, in a new process."""
     alone = {**job, "items": [item], "only": step, "after": "", "cap": 0}
-    for words in worker_lines(alone):
+    for words in words_of(alone):
         if "end" in words:
             return bool(words["findings"])
     return True  # it crashed
@@ -183,7 +142,7 @@ def _run_batch(
     starts = 0  # of workers that ended without a call
     while items and not stop.is_set():
         current, step = items[0], ""
-        for words in worker_lines({**job, "items": items, "after": after}):
+        for words in words_of({**job, "items": items, "after": after}):
             if stop.is_set():
                 return
             if "begin" in words:

@@ -10,12 +10,13 @@ import sys
 import time
 from pathlib import Path
 
+ROOT = Path(__file__).resolve().parents[2]
 if __package__ in (None, ""):  # `python tools/fuzz`
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+    sys.path.insert(0, str(ROOT))
 
-from tools.fuzz import campaign
+from tools.fuzz import campaign  # noqa: E402
 
-STORE = campaign.ROOT / "build" / "fuzz-failures.txt"
+STORE = ROOT / "build" / "fuzz-failures.txt"
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -5,18 +5,14 @@ from __future__ import annotations
 import collections
 import hashlib
 import json
-import os
 import queue
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+from tools.worker import worker_lines
+
 CASES_PER_PROCESS = 150
 MOST_FAILURES = 500  # then a run ends early
 SILENCE = 180.0  # seconds without a word from a worker: it hangs
@@ -68,51 +64,10 @@ def work(seeds: list[int], spoil: str) -> None:
         tell(end=seed, calls=report.calls, counts=report.counts, findings=report.findings)
 
 
-def _environment() -> dict[str, str]:
-    quiet = {"TORCH_CPP_LOG_LEVEL": "FATAL", "KINETO_LOG_LEVEL": "99", "OMP_NUM_THREADS": "1"}
-    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
-    return {**os.environ, **quiet, "PYTHONPATH": os.pathsep.join(p for p in paths if p)}
-
-
-def worker_lines(seeds: list[int], spoil: str) -> Iterator[dict[str, Any]]:
-    """Start a worker and yield what it says; last comes how it ended."""
-    command = [sys.executable, "-X", "faulthandler", "-m", "tools.fuzz", "--work"]
-    process = subprocess.Popen(
-        [*command, json.dumps(seeds), "--spoil", spoil],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        env=_environment(),
-    )
-    assert process.stdout is not None
-    assert process.stderr is not None
-    last_words: collections.deque[str] = collections.deque(maxlen=60)
-    drain = threading.Thread(target=last_words.extend, args=(process.stderr,), daemon=True)
-    drain.start()
-    silence = threading.Timer(SILENCE, process.kill)
-    silence.start()
-    ended_at = time.monotonic() + SILENCE
-    try:
-        for line in process.stdout:
-            silence.cancel()
-            silence = threading.Timer(SILENCE, process.kill)
-            silence.daemon = True
-            silence.start()
-            ended_at = time.monotonic() + SILENCE
-            if line.startswith("{"):  # PyTorch's tracing library prints too
-                yield json.loads(line)
-        process.wait()
-        drain.join(5)
-        yield {
-            "exit": process.returncode,
-            "hang": time.monotonic() > ended_at - 1,
-            "stderr": list(last_words),
-        }
-    finally:
-        silence.cancel()
-        process.kill()
-        process.wait()
+def words_of(seeds: list[int], spoil: str) -> Iterator[dict[str, Any]]:
+    """Start a worker on these seeds and yield what it says."""
+    work = ("--work", json.dumps(seeds), "--spoil", spoil)
+    return worker_lines("tools.fuzz", *work, silence=SILENCE)
 
 
 def _run_batch(
@@ -121,7 +76,7 @@ def _run_batch(
     """Run cases; after a crash go on behind the seed that crashed."""
     while seeds and not stop.is_set():
         current, step, done = None, "", 0
-        for words in worker_lines(seeds, spoil):
+        for words in words_of(seeds, spoil):
             if stop.is_set():
                 return
             if "begin" in words:
@@ -133,13 +88,13 @@ def _run_batch(
                 say(words)
             elif current is not None:
                 kind = "hang" if words["hang"] else f"crash (exit status {words['exit']})"
-                where = [line.rstrip() for line in words["stderr"]]
+                where = words["stderr"]
                 number = step.partition(":")[0]
                 at = int(number) if number.isdigit() else None
                 say({"failure": Failure(current, at, f"{kind} at {step}", where)})
                 done += 1
             elif words["exit"] != 0:
-                text = [line.rstrip() for line in words["stderr"]][-8:]
+                text = words["stderr"][-8:]
                 say({"failure": Failure(seeds[-1], None, "worker failed between cases", text)})
         seeds = seeds[done:] if done else []
 
