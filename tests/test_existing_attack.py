@@ -185,3 +185,40 @@ def test_torch_function_on_the_object() -> None:
     assert hotop.explain(A.sin.default, value).road == "pytorch"
     assert A.sin.default(value) == "asked"
     assert seen == [A.sin.default]
+
+
+def test_a_packet_outlives_the_library_of_an_overload(library: torch.library.Library) -> None:
+    hotop.install()
+    other = torch.library.Library("attacked", "FRAGMENT")
+    library.define("kept(Tensor x) -> Tensor")
+    library.impl("kept", lambda x: x + 1, "CPU")
+    other.define("kept.two(Tensor x, Tensor y) -> Tensor")
+    other.impl("kept.two", lambda x, y: x + y, "CPU")
+    packet = torch.ops.attacked.kept
+    other._destroy()
+    for _ in range(2):
+        assert packet(torch.ones(1)).item() == 2
+
+
+def test_a_call_further_out_does_not_change_a_conversion(library: torch.library.Library) -> None:
+    """aten::mul takes numbers for Tensors; an operator called below it does not return them."""
+    library.define("number(int n) -> Tensor")
+    library.impl("number", lambda n: 3, "CompositeExplicitAutograd")
+    number = torch.ops.attacked.number.default
+    answers = []
+
+    class Calls(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None):
+            try:
+                answers.append(number(1))
+            except RuntimeError as error:
+                answers.append(str(error).partition("\n")[0])
+            return func(*args, **(kwargs or {}))
+
+    for _ in range(2):
+        with Calls():
+            A.mul.Tensor(torch.ones(1), torch.ones(1))
+        hotop.install()
+        hotop.accelerate("aten")
+    assert answers[0] == answers[1]
+    assert isinstance(answers[0], str)

@@ -26,6 +26,13 @@ def library() -> Iterator[torch.library.Library]:
     made._destroy()
 
 
+def plain_op(name: str) -> CustomOpDef:
+    def plain(x: Tensor) -> Tensor:
+        return x.clone()
+
+    return torch.library.custom_op(name, plain, mutates_args=())
+
+
 class TestInstall:
     def test_new_ops_are_made_by_hotop(self, library: torch.library.Library) -> None:
         from torch.library import custom_op as imported_before
@@ -76,6 +83,15 @@ class TestInstall:
         hotop.uninstall()
         assert type(before) is CustomOpDef
         assert type(held) is OpOverload
+
+    def test_a_block_that_changed_nothing_undoes_nothing(self) -> None:
+        with hotop.install():
+            with hotop.install():
+                pass
+            op = plain_op("existing::nested")
+            assert type(op) is not CustomOpDef
+        op = plain_op("existing::after")
+        assert type(op) is CustomOpDef
 
     def test_registrations_after(self) -> None:
         @torch.library.custom_op("existing::reg", mutates_args=())

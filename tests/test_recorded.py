@@ -320,3 +320,27 @@ def test_checkpoint_hooks_and_anomaly_mode() -> None:
     with hooks, torch.autograd.detect_anomaly(check_nan=False):
         op(leaf()).sum().backward()
     assert len(packed) == 1
+
+
+def test_ctrl_c_while_the_classes_of_a_formula_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are made in Python by the first call that needs them; that call ends, the next works."""
+    from hotop import _planned_op
+
+    @hotop.custom_op("recorded::interrupted", mutates_args=())
+    def op(x: Tensor) -> Tensor:
+        return x + 1
+
+    op.register_autograd(lambda ctx, grad: grad * 2)
+    x = torch.ones(2, requires_grad=True)
+
+    def interrupt(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_planned_op, "generated_function", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            op(x)
+    op(x).sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [2, 2]
+    assert hotop.explain(op, x).direct

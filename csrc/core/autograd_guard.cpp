@@ -11,7 +11,7 @@ namespace hotop {
 namespace {
 
 bool tensor_has_tangent(PyObject* value) {
-  if (!THPVariable_Check(value)) return false;
+  if (!is_tensor(value)) return false;
   const auto* meta = impl_of(value)->autograd_meta();
   return meta != nullptr && has_tangent(meta);
 }
@@ -30,7 +30,7 @@ bool any_tangent(PyObject* args) {
 
 // True when a tangent could belong to one of these: a floating or complex Tensor.
 bool any_differentiable(PyObject* result) {
-  if (THPVariable_Check(result)) {
+  if (is_tensor(result)) {
     const c10::ScalarType dtype = THPVariable_Unpack(result).scalar_type();
     return c10::isFloatingType(dtype) || c10::isComplexType(dtype);
   }

@@ -32,12 +32,15 @@ bool symint_lists_hold_ints = false;
 // A Tensor that the dispatcher takes as it is: nobody's __torch_function__ is asked.
 HOTOP_INLINE bool is_ordinary_tensor(PyObject* value) {
   if (HOTOP_LIKELY(is_exact_tensor(value))) return true;
-  if (!is_tensor(value) ||
+  if (!is_tensor(value) || Py_TYPE(value)->tp_getattro != PyObject_GenericGetAttr ||
       _PyType_Lookup(Py_TYPE(value), torch_function_name) != disabled_torch_function) {
     return false;
   }
   PyObject** dict = _PyObject_GetDictPtr(value);  // PyTorch asks the object, not its class
-  return dict == nullptr || *dict == nullptr || PyDict_Contains(*dict, torch_function_name) == 0;
+  if (dict == nullptr || *dict == nullptr) return true;
+  const int own = PyDict_Contains(*dict, torch_function_name);
+  if (own < 0) PyErr_Clear();
+  return own == 0;
 }
 
 bool is_number(PyObject* value) {
@@ -232,7 +235,8 @@ bool fill_stack(const Plan& plan, PyObject* const* args, Py_ssize_t nargs, PyObj
     stack->push_back(*usual);
   }
   return true;
-} catch (const std::bad_alloc&) {
+} catch (const std::exception&) {  // as in push_by_pytorch
+  PyErr_Clear();
   return false;
 }
 

@@ -221,16 +221,16 @@ HOTOP_INLINE PyObject* call_kernel(PyObject* function, PyObject* const* args, si
   return call_other(function, args, nargsf, keywords);
 }
 
-HOTOP_INLINE PyObject* run_kernel(Plan& plan, const Call& call, const Outgoing& outgoing) {
-  Kernel* kernel = call.kernel;
-  auto function = PyRef::borrow(kernel->function.get());
+HOTOP_INLINE PyObject* run_kernel(Plan& plan, const Call& call, const Outgoing& outgoing,
+                                  PyObject* of_kernel) {
+  const auto function = PyRef::borrow(of_kernel);
   const size_t nargsf = outgoing.positional | outgoing.lent;
   BelowAutograd below(*call.thread, call.below_autograd);
   if (call.bumps_versions && !bump_versions(plan, call)) return nullptr;
   PyObject* result = call_kernel(function.get(), outgoing.values, nargsf, outgoing.keywords);
   if (HOTOP_UNLIKELY(result == nullptr)) return nullptr;
   if (HOTOP_LIKELY(is_common_result(plan, call, result))) return result;
-  return finish_uncommon(plan, kernel, outgoing.values, outgoing.positional, outgoing.keywords,
+  return finish_uncommon(plan, call.kernel, outgoing.values, outgoing.positional, outgoing.keywords,
                          result);
 }
 
@@ -242,14 +242,14 @@ HOTOP_COLD PyObject* run_autocast(Slot* slot, const Call& call, const Outgoing& 
                       [&] { return cast_and_call(call, outgoing.positional, again); });
 }
 
-HOTOP_INLINE PyObject* run_call(Slot* slot, Plan& plan, const Call& call,
-                                const Outgoing& outgoing) {
+HOTOP_INLINE PyObject* run_call(Slot* slot, Plan& plan, const Call& call, const Outgoing& outgoing,
+                                PyObject* function) {
   if (HOTOP_UNLIKELY(call.casts)) return run_autocast(slot, call, outgoing);
   ++plan.direct_calls;
   // The kernel, setup_context and what else runs in the call.
   std::optional<StashedModes> without_modes;
   if (HOTOP_UNLIKELY(call.stash_modes)) without_modes.emplace();
-  const auto run = [&] { return run_kernel(plan, call, outgoing); };
+  const auto run = [&] { return run_kernel(plan, call, outgoing, function); };
   return HOTOP_LIKELY(!call.records_grad) ? run() : record_call(plan, call, outgoing, run);
 }
 
@@ -282,10 +282,12 @@ PyObject* call_direct(PyObject* self, PyObject* const* args, size_t nargsf, PyOb
   const Outgoing outgoing{values, positional, lent, keywords.get()};
   auto observers = at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION);
   if (HOTOP_UNLIKELY(observers.has_value() && plan.entry->isObserved())) {
+    // Observers run without the GIL: another thread may put another kernel into this one's place.
+    const auto function = PyRef::borrow(call.kernel->function.get());
     return observe_call(plan, call, std::move(*observers),
-                        [&] { return run_call(slot, plan, call, outgoing); });
+                        [&] { return run_call(slot, plan, call, outgoing, function.get()); });
   }
-  return run_call(slot, plan, call, outgoing);
+  return run_call(slot, plan, call, outgoing, call.kernel->function.get());
 }
 
 }  // namespace hotop

@@ -93,8 +93,13 @@ HOTOP_COLD GradFacts grad_facts(const Plan& plan, const Call& call) {
 HOTOP_COLD bool make_record(Plan& plan) {
   auto make = std::move(plan.make_formula);
   if (!make) return false;
-  if (!PyRef::steal(PyObject_CallNoArgs(make.get())))
+  if (!PyRef::steal(PyObject_CallNoArgs(make.get()))) {
+    if (!PyErr_ExceptionMatches(PyExc_Exception)) {  // Ctrl-C comes only once
+      if (!plan.make_formula) plan.make_formula = std::move(make);
+      return false;
+    }
     PyErr_Clear();  // PyTorch's call will raise it
+  }
   return plan.live && plan.node_type;
 }
 

@@ -94,7 +94,7 @@ HOTOP_INLINE bool any_tensor(const Plan& plan, const Call& call,
     }
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(value); ++i) {
       PyObject* element = PyList_GET_ITEM(value, i);
-      if (THPVariable_Check(element) && visit(element, position)) return true;
+      if (is_tensor(element) && visit(element, position)) return true;
     }
   }
   return false;

@@ -64,6 +64,8 @@ PyObject* finish_uncommon(Plan& plan, Kernel* kernel, PyObject* const* args, Py_
 
 PyObject* convert_result(const Plan& plan, PyObject* result) {
   HANDLE_TH_ERRORS
+  // Not what a boxed call further out has set for its own operator.
+  const torch::jit::ToIValueAllowNumbersAsTensors numbers(plan.numbers_as_tensors);
   try {
     return cross_dispatcher(plan, py::reinterpret_borrow<py::object>(result)).release().ptr();
   } catch (py::error_already_set& error) {

@@ -143,8 +143,9 @@ PyObject* call_by_dict(PyObject* self, PyObject* args, PyObject* kwargs) {
     return slot->vectorcall(found.get(), values, nargs, nullptr);
   }
   if (nargs + nkeywords > kMaxArguments) {
-    auto slow = PyRef::borrow(slot->slow);
-    return PyObject_Call(slow.get(), args, kwargs);
+    auto slow = slot->slow != nullptr ? PyRef::borrow(slot->slow)
+                                      : PyRef::steal(PyObject_GetAttrString(self, "__call__"));
+    return slow ? PyObject_Call(slow.get(), args, kwargs) : nullptr;
   }
   PyObject* all[kMaxArguments];
   for (Py_ssize_t i = 0; i < nargs; ++i) all[i] = values[i];

@@ -60,11 +60,6 @@ constexpr c10::DispatchKeySet kOpaque({
     c10::DispatchKey::FuncTorchBatched,
 });
 
-// The real type only: `isinstance` asks `__class__`, which runs Python and may lie.
-HOTOP_INLINE bool is_tensor(PyObject* value) {
-  return PyObject_TypeCheck(value, reinterpret_cast<PyTypeObject*>(THPVariableClass));
-}
-
 HOTOP_INLINE Keyed add_tensor(const KeyedParameter& parameter, Key* key, PyObject* value) {
   const c10::TensorImpl* impl = THPVariable_Unpack(value).unsafeGetTensorImpl();
   if (HOTOP_UNLIKELY(impl->key_set().has_any(kOpaque) || impl->has_symbolic_sizes_strides() ||

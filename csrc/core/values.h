@@ -20,11 +20,11 @@ HOTOP_INLINE bool is_exact_tensor(PyObject* value) {
          type == reinterpret_cast<PyTypeObject*>(ParameterClass);
 }
 
-// Any Tensor. THPVariable_Check asks Python about everything that is none.
+// Any Tensor by its real type. THPVariable_Check asks the value's `__class__`, which may run
+// Python, lie, or raise (a dead weakref.proxy): a C++ exception in the middle of C frames.
 HOTOP_INLINE bool is_tensor(PyObject* value) {
-  if (is_exact_tensor(value)) return true;
-  if (value == Py_None || PyLong_Check(value) || PyFloat_CheckExact(value)) return false;
-  return THPVariable_Check(value);
+  return is_exact_tensor(value) ||
+         PyObject_TypeCheck(value, reinterpret_cast<PyTypeObject*>(THPVariableClass));
 }
 
 HOTOP_INLINE c10::TensorImpl* impl_of(PyObject* tensor) {

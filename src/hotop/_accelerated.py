@@ -19,7 +19,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 
 from hotop import _core
 from hotop._op import find_overload, find_packet
-from hotop._planned_op import PlannedOpDef
+from hotop._planned_op import PlannedOpDef, take_name
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -84,6 +84,7 @@ class AcceleratedOpDef(PlannedOpDef):
 
 for _cls in (AcceleratedOverload, AcceleratedPacket, AcceleratedOpDef):
     _core.point_calls_by_dict(_cls)
+    take_name(_cls)
 
 
 def entry_of_overload(overload: OpOverload) -> Callable[..., Any]:
@@ -189,7 +190,7 @@ def _planned_overloads(packet: OpOverloadPacket[Any, Any]) -> list[OpOverload]:
 def prepare_packet(packet: OpOverloadPacket[Any, Any]) -> None:
     """Look up and plan the overloads of a packet, and bind its slot for good."""
     for name in packet._overload_names:
-        overload = getattr(packet, name or "default")
+        overload = getattr(packet, name or "default", None)  # None: its library has gone
         if not isinstance(overload, AcceleratedOverload):
             break
         make_plan(overload)

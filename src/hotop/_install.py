@@ -28,10 +28,10 @@ def _new(cls: type, *args: Any, **kwargs: Any) -> Any:
     return super(custom_ops.CustomOpDef, cls).__new__(cls)  # type: ignore[misc]
 
 
-def install() -> None:
-    """See :func:`hotop.install`."""
+def install() -> bool:
+    """See :func:`hotop.install`; return whether anything changed."""
     if is_installed():
-        return
+        return False
     # type.__call__ then runs __init__ of what came back. It stays in place, asking the switch:
     # CPython does not forget that a class once had a __new__.
     custom_ops.CustomOpDef.__new__ = _new  # type: ignore[method-assign]
@@ -42,6 +42,7 @@ def install() -> None:
         "installed: custom_op, triton_op and Library make fast ops; %d existing ones accelerated",
         len(_existing.ACCELERATED) - before,
     )
+    return True
 
 
 def uninstall() -> None:

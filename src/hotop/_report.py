@@ -83,7 +83,8 @@ def report() -> Report:
     from hotop._op import OpDef
 
     found: dict[Any, tuple[Any, str]] = {}
-    for op in list(custom_ops.OPDEFS.values()):
+    # The weak references are copied in one step: another thread may define an op meanwhile.
+    for op in [reference() for reference in custom_ops.OPDEFS.valuerefs()]:
         if isinstance(op, OpDef) and op._plan is not None:
             found[op._opoverload] = (op._plan, "custom_op")
     with _accelerated.LOCK:

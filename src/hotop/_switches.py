@@ -17,13 +17,17 @@ def _is_off(name: str) -> bool:
 
 
 class Installation:
-    """What :func:`install` returns; leaving it as a context manager calls :func:`uninstall`."""
+    """What :func:`install` returns; leaving it as a context manager undoes what that call did."""
+
+    def __init__(self, owns: bool) -> None:
+        self._owns = owns
 
     def __enter__(self) -> Installation:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        uninstall()
+        if self._owns:
+            uninstall()
 
 
 def install() -> Installation:
@@ -36,13 +40,13 @@ def install() -> Installation:
     call does nothing.
 
     Returns:
-        A context manager that uninstalls on leaving.
+        A context manager that uninstalls on leaving, unless hotop was installed already.
     """
-    if not _is_off("install"):
-        from hotop import _install
+    if _is_off("install"):
+        return Installation(False)
+    from hotop import _install
 
-        _install.install()
-    return Installation()
+    return Installation(_install.install())
 
 
 def uninstall() -> None:

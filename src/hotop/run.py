@@ -48,7 +48,11 @@ _NAMESPACE = re.compile(r"\w+(\.\w+)*")
 
 
 class Refusal(Exception):
-    """Why the program is not started, in one sentence."""
+    """Why the program is not started, in one sentence, and Python's exit code for that."""
+
+    def __init__(self, text: str, exit_code: int = 2) -> None:
+        super().__init__(text)
+        self.exit_code = exit_code
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,8 @@ def main(words: Sequence[str], options: Sequence[str] | None = None) -> int:
             None: those of this process.
 
     Returns:
-        The exit code: 0 after ``--help``, 2 if nothing was started.
+        The exit code: 0 after ``--help``; 1 for a directory without ``__main__.py``, as Python; 2
+        if nothing was started for another reason.
     """
     try:
         plan = make_plan(words, interpreter_options() if options is None else options)
@@ -85,11 +90,16 @@ def main(words: Sequence[str], options: Sequence[str] | None = None) -> int:
             print(HELP)
             return 0
         if plan.note:
-            print(f"hotop run: {plan.note}", file=sys.stderr)
+            _say(plan.note)
         _execute(plan)
     except Refusal as refusal:
-        print(f"hotop run: {refusal}", file=sys.stderr)
-    return 2
+        _say(str(refusal))
+        return refusal.exit_code
+
+
+def _say(text: str) -> None:
+    if sys.stderr is not None:  # it may be closed
+        print(f"hotop run: {text}", file=sys.stderr)
 
 
 def leave_early() -> None:
@@ -181,7 +191,7 @@ def _target(rest: list[str], options: list[str]) -> tuple[str, list[str], str]:
     found, own = _program(word)
     if found is None:
         if path.is_dir():
-            raise Refusal(f"can't find '__main__' module in {word!r}")
+            raise Refusal(f"can't find '__main__' module in {word!r}", 1)
         by_path = "" if os.sep in word else ", and no program on PATH has this name"
         raise Refusal(f"can't open file {word!r}: [Errno 2] No such file or directory{by_path}")
     if not own:
@@ -297,8 +307,9 @@ def _is_console_script(file: str) -> bool:
 def _execute(plan: Plan) -> NoReturn:
     # The process that starts here, which its number tells from its children, reports even nothing.
     environment = {**os.environ, **plan.settings, "HOTOP_RUN_PID": str(os.getpid())}
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
     # CPython ignores these at its start, and an exec would keep that; a program that is not Python
     # expects the default, as from a shell.
     for name in ("SIGPIPE", "SIGXFSZ"):

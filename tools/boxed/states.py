@@ -150,4 +150,6 @@ def drawn(random: Random) -> State:
     if kind < 0.67:  # a profiler takes a quarter of a second
         return State(profile=True, packet=packet)
     names = [*PLAIN_TRANSFORMS, *OWN_TRANSFORMS]
-    return State(transform=random.choice(names), packet=packet)
+    transform = random.choice(names)
+    # PyTorch's packet prints the arguments for each overload that it rejects, into the trace too.
+    return State(transform=transform, packet=packet and transform != "script trace")
