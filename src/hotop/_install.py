@@ -8,6 +8,7 @@ from torch._library import custom_ops
 from torch._ops import OpOverload
 
 from hotop import _existing
+from hotop._accelerated import locked
 from hotop._existing import logger
 from hotop._op import OpDef
 
@@ -28,6 +29,7 @@ def _new(cls: type, *args: Any, **kwargs: Any) -> Any:
     return super(custom_ops.CustomOpDef, cls).__new__(cls)  # type: ignore[misc]
 
 
+@locked
 def install() -> bool:
     """See :func:`hotop.install`; return whether anything changed."""
     if is_installed():
@@ -45,6 +47,7 @@ def install() -> bool:
     return True
 
 
+@locked
 def uninstall() -> None:
     """See :func:`hotop.uninstall`."""
     if not is_installed():
