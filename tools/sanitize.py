@@ -1,9 +1,11 @@
-"""``make sanitize``: build the extensions with sanitizers and run tests on them.
+"""``make sanitize``: build the extensions with sanitizers and run tests on them; valgrind too.
 
 Address and UndefinedBehavior in one build, Thread in another. CPython and PyTorch are not
 instrumented: AddressSanitizer sees every allocation (PYTHONMALLOC=malloc), but only accesses made
 by hotop's code and by the C library's functions; ThreadSanitizer sees races between hotop's own
-accesses, and the locks of everybody. Leaks are not looked for here: CPython keeps too much; that
+accesses, and the locks of everybody. Valgrind's memcheck sees every access of everybody, and values
+that were never set; what counts is what hotop's code did, or an access to freed or foreign memory
+somewhere below it. Leaks are not looked for here: CPython keeps too much; that
 is what tests/test_leaks*.py are for.
 """
 
@@ -11,13 +13,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-FLAGS = {"address": "address,undefined", "thread": "thread"}
+FLAGS = {"address": "address,undefined", "thread": "thread", "memcheck": ""}
 RUNTIMES = {"address": ["libasan.so", "libubsan.so"], "thread": ["libtsan.so"]}
 TESTS = {
     "address": [
@@ -48,6 +51,14 @@ TESTS = {
         "tests/test_nvfp4_ops.py",
     ],
     "thread": ["tests/test_threads.py", "tests/test_tuner_threads.py"],
+    "memcheck": [  # thirty times slower than without
+        "tests/test_hostile_kernels.py",
+        "tests/test_odd_classes.py",
+        "tests/test_existing_attack.py",
+        "tests/test_recorded_attack.py",
+        "tests/test_faults_removal.py",
+        "tests/test_tuner_keys.py",
+    ],
 }
 # The first asks for the resident memory, which the sanitizer's allocator keeps; the second sends a
 # signal, which ThreadSanitizer holds back.
@@ -57,6 +68,14 @@ DESELECT = [
 ]
 
 FINDINGS = ("ERROR: AddressSanitizer", "runtime error:", "WARNING: ThreadSanitizer")
+
+VALGRIND = (
+    *("valgrind", "--tool=memcheck", "--error-limit=no", "--num-callers=40", "-q"),
+    *("--undef-value-errors=yes", "--track-origins=no"),
+)
+OURS = re.compile(r"hotop::|/_(core|nvfp4)\.cpython")  # a frame, with or without its name
+QUIRKS = re.compile(r"\(dl-\w+\.c|memcmp-avx2|\(strcmp-")
+NEAR = 4  # frames from the innermost: a value that was not set is looked at by a helper
 
 # libgomp's barriers are futexes that nobody sees. Nothing of CPython or PyTorch stands here: their
 # locks, the GIL among them, are what orders hotop's accesses.
@@ -82,13 +101,13 @@ def build(kind: str, folder: Path) -> None:
     if cmake[0] is None:
         sys.exit("sanitize: cmake is missing; run make build first")
     options = [
-        "-DCMAKE_BUILD_TYPE=Release",
+        f"-DCMAKE_BUILD_TYPE={'Release' if FLAGS[kind] else 'RelWithDebInfo'}",
         f"-DPython_EXECUTABLE={sys.executable}",
         f"-DHOTOP_SANITIZE={FLAGS[kind]}",
         "-DHOTOP_CUDA=OFF",
     ]
     subprocess.run([cmake[0], "-S", ROOT, "-B", folder, "-G", "Ninja", *options], check=True)
-    targets = ["_core", "_nvfp4"] if kind == "address" else ["_core"]
+    targets = ["_core"] if kind == "thread" else ["_core", "_nvfp4"]
     subprocess.run([cmake[0], "--build", folder, "--target", *targets], check=True)
 
 
@@ -113,21 +132,45 @@ def package(folder: Path) -> Path:
 
 def environment(kind: str, folder: Path) -> dict[str, str]:
     """Return the environment in which Python loads the sanitizer and the new binaries."""
+    usual = {
+        **os.environ,
+        "PYTHONPATH": str(package(folder)),
+        "PYTHONMALLOC": "malloc",
+        "OMP_NUM_THREADS": "2",
+    }
+    if kind == "memcheck":
+        return usual
     suppressions = folder / "suppressions.txt"
     suppressions.write_text(THREAD_SUPPRESSIONS)
     log = f"log_path={folder}/report:print_stacktrace=1"
     return {
-        **os.environ,
+        **usual,
         "LD_PRELOAD": " ".join(map(runtime, RUNTIMES[kind])),
-        "PYTHONPATH": str(package(folder)),
-        "PYTHONMALLOC": "malloc",
-        "OMP_NUM_THREADS": "2",
         "ASAN_OPTIONS": f"{log}:detect_leaks=0:detect_stack_use_after_return=0:"
         "allocator_may_return_null=1:handle_segv=0:intercept_cxx_exceptions=0",
         "UBSAN_OPTIONS": log,
         "TSAN_OPTIONS": f"{log}:halt_on_error=0:exitcode=0:report_signal_unsafe=0:"
         f"ignore_noninstrumented_modules=0:suppressions={suppressions}",
     }
+
+
+def is_finding(error: str) -> bool:
+    """Return whether an error of memcheck is hotop's."""
+    frames = re.findall(r"^==\d+== +(?:at|by) (0x.*)$", error, re.MULTILINE)
+    ours = next((i for i, frame in enumerate(frames) if OURS.search(frame)), len(frames))
+    # CPython's and PyTorch's values that were not set are theirs, whoever called them; the loader
+    # and the C library's AVX2 compare whole words, past the end of a string.
+    if "ninitialised" in error:
+        return ours < NEAR
+    return ours < len(frames) and not any(QUIRKS.search(frame) for frame in frames[:ours])
+
+
+def findings_in(kind: str, text: str) -> list[str]:
+    """Return the findings that a report holds, in its words."""
+    if kind == "memcheck":
+        return [error for error in re.split(r"^==\d+== \n", text, flags=re.M) if is_finding(error)]
+    # A report of a failed allocation alone is a test's own doing.
+    return [text] if any(word in text for word in FINDINGS) else []
 
 
 def run(kind: str, tests: list[str]) -> int:
@@ -146,26 +189,32 @@ def run(kind: str, tests: list[str]) -> int:
         sys.exit(f"sanitize: the sanitized core does not load: {loaded.stdout}{loaded.stderr}")
     # ThreadSanitizer of GCC 12 cannot place its shadow under a wide address randomization.
     prefix = ["setarch", "-R"] if kind == "thread" else []
+    if kind == "memcheck":
+        if shutil.which("valgrind") is None:
+            sys.exit("sanitize: valgrind is missing; install it, or name the kinds to run")
+        prefix = [*VALGRIND, f"--log-file={folder}/report.%p"]
     deselect = [word for test in DESELECT for word in ("--deselect", test)]
     command = [*prefix, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     code = subprocess.run([*command, *deselect, *tests], env=env, cwd=ROOT).returncode
     findings = 0
     for report in sorted(folder.glob("report*")):
-        text = report.read_text(errors="replace")
-        # A report of a failed allocation alone is a test's own doing.
-        if any(word in text for word in FINDINGS):
+        for text in findings_in(kind, report.read_text(errors="replace")):
             findings += 1
             print(f"\n--- {report.name}\n{text[:6000]}")
-    print(f"sanitize: {kind}: pytest exit code {code}, findings in {findings} processes")
+    print(f"sanitize: {kind}: pytest exit code {code}, findings: {findings}")
     return findings + (code != 0)
 
 
 def main() -> None:
     """Parse the command line; exit with 1 when there was a finding."""
-    parser = argparse.ArgumentParser(description="run tests on a build with sanitizers")
-    parser.add_argument("kinds", nargs="*", default=list(FLAGS), help="address, thread; both")
+    parser = argparse.ArgumentParser(description="run tests with sanitizers and valgrind")
+    parser.add_argument(
+        "kinds", nargs="*", default=list(FLAGS), help=f"of {', '.join(FLAGS)}; all by default"
+    )
     parser.add_argument("--tests", nargs="+", help="test files in place of the usual ones")
     arguments = parser.parse_args()
+    if not set(arguments.kinds) <= set(FLAGS):
+        parser.error(f"kinds are {', '.join(FLAGS)}; got {' '.join(arguments.kinds)}")
     found = sum(run(kind, arguments.tests or TESTS[kind]) for kind in arguments.kinds)
     sys.exit(1 if found else 0)
 
