@@ -36,13 +36,27 @@ def _parent(event: Any) -> str | None:
     return None if parent is None else normalise(parent.name)
 
 
+def _name_around(event: Any, before: list[Any]) -> str | None:
+    """Return the name of the innermost operator that ran around an event, by the clock."""
+    inside = event.time_range
+    around = [
+        e
+        for e in before
+        if e.thread == event.thread
+        and e.time_range.start <= inside.start
+        and inside.end <= e.time_range.end
+    ]
+    return around[-1].name if around else None
+
+
 def _events(profiler: Any) -> list[Any]:
     events = profiler.function_events
     kept = [e for e in (profiler.events() if events is None else events) if _is_operator(e)]
     if getattr(profiler, "with_stack", False):
         # PyTorch's list merges an event with its only child of the same name. With stacks that
-        # depends on the frames of its own wrappers in between, which a direct call does not have.
-        kept = [e for e in kept if _parent(e) != normalise(e.name)]
+        # depends on the frames of its own wrappers in between, which a direct call does not have
+        # and which can be lost (below).
+        kept = [e for i, e in enumerate(kept) if _name_around(e, kept[:i]) != e.name]
     # With stacks on CPython 3.12 and newer, PyTorch's Python tracer can lose a frame of PyTorch's
     # wrappers, and with it the tree above the operators that the wrapped kernel calls.
     frames_lost = sys.version_info >= (3, 12) and getattr(profiler, "with_stack", False)
