@@ -62,7 +62,7 @@ format: build
 fuzz: build
 	$(PY) -m tools.fuzz --calls 1000000
 
-# Builds of their own with AddressSanitizer and UBSan, and with ThreadSanitizer, and tests on them.
+# Tests on builds of their own: AddressSanitizer and UBSan, ThreadSanitizer, valgrind's memcheck.
 sanitize: build
 	$(PY) tools/sanitize.py
 
