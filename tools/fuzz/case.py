@@ -21,7 +21,7 @@ from tools.fuzz.registrations import Registrations
 from tools.fuzz.situations import Situation
 from tools.fuzz.stage import STAGE, Behaviour, draw_behaviour, in_form, make_kernel
 
-from twin import RIGHT_FACTORY, Twin, differences, left_factory
+from twin import FACTORY, RIGHT_FACTORY, Twin, differences, left_factory
 from twin_observe import NAMESPACES, describe_error, normalise, recorded
 
 STEPS = 120
@@ -236,6 +236,8 @@ class Case:
 
     def _miscount(self, step: int, call: Call, behaviour: Behaviour) -> None:
         """A wrong number of returns corrupts PyTorch's stack: hotop alone must refuse it."""
+        if not FACTORY.startswith("hotop"):
+            return  # an accelerated custom_op has PyTorch's own kernels, on all roads but one
         STAGE.behaviour, STAGE.side, STAGE.depth, STAGE.ops = behaviour, 1, 0, self.ops
         behaviour.act, behaviour.produce = "nothing", ("fresh",) * 5
         behaviour.container = "as declared"
