@@ -11,7 +11,16 @@ from time import perf_counter_ns
 
 import torch
 
-__all__ = ["Loop", "Timing", "gc_paused", "make_loop", "quieter", "time_calls", "time_interleaved"]
+__all__ = [
+    "Loop",
+    "Timing",
+    "gc_paused",
+    "make_loop",
+    "one_torch_thread",
+    "quieter",
+    "time_calls",
+    "time_interleaved",
+]
 
 Loop = Callable[[Iterable[object]], None]
 
