@@ -13,6 +13,7 @@ import torch
 from hypothesis import HealthCheck, event, given, settings
 from torch import Tensor
 
+import seeds
 from twin import HOWS, Arguments, Twin
 from twin_contexts import CONTEXTS, TENSORS
 from twin_ops import constant_gradients
@@ -25,6 +26,7 @@ POOL_SIZE = 400
 PROFILE = settings(
     max_examples=EXAMPLES,
     deadline=None,
+    derandomize=not seeds.FRESH,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )

@@ -120,6 +120,19 @@ class Case:
             changed = EDITS[edit](self.op, changed, random)
         return tuple(changed[0]), changed[1]
 
+    def is_printable(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Return whether the arguments have a `repr` in this state.
+
+        PyTorch's packet asks for it, for each overload that it rejects, and fails where it raises.
+        """
+        try:
+            with self.state.enter():
+                for value in [*args, *kwargs.values()]:
+                    repr(value)
+        except Exception:
+            return False
+        return True
+
     def __str__(self) -> str:
         """Return the case in words."""
         form = ", ".join(self.edits) or "as recorded"

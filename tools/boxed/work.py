@@ -135,11 +135,15 @@ def _one(
     try:
         with torch.random.fork_rng():
             made = case.make()
+            printable = not case.state.packet or case.is_printable(*made)
     except Exception:  # an argument that this change does not fit
         report.counts["form does not fit"] += 1
         return False
     if overloads.is_undefined(case.op, *made):
         report.counts["undefined in PyTorch"] += 1
+        return False
+    if not printable:
+        report.counts["not printable, by packet"] += 1
         return False
     lines, seen, wavers = compare(case, spoil)
     tally["calls"] += 1
