@@ -153,16 +153,20 @@ bool is_common_return(Kind kind, PyObject* value, TakenStorages* storages) {
 }
 
 // The same for a kernel that may alias what it likes.
-bool is_common_unchecked(const Plan& plan, PyObject* result) {
-  const auto fits = [](Kind kind, PyObject* value) {
-    return kind == Kind::Tensor ? is_exact_tensor(value)
-                                : (kind <= Kind::Bool && fits_as_is(kind, value));
-  };
-  if (plan.return_shape == ReturnShape::One) return fits(plan.return_kinds[0], result);
-  const auto size = static_cast<Py_ssize_t>(plan.return_kinds.size());
-  if (!PyTuple_CheckExact(result) || PyTuple_GET_SIZE(result) != size) return false;
-  for (Py_ssize_t i = 0; i < size; ++i) {
-    if (!fits(plan.return_kinds[i], PyTuple_GET_ITEM(result, i))) return false;
+bool is_common_unchecked(Kind kind, PyObject* value) {
+  return kind == Kind::Tensor ? is_exact_tensor(value)
+                              : (kind <= Kind::Bool && fits_as_is(kind, value));
+}
+
+// True when a result has the schema's shape and each of its values fits.
+template <typename Fits>
+HOTOP_INLINE bool every_return(const Plan& plan, PyObject* result, const Fits& fits) {
+  if (plan.return_shape == ReturnShape::One) return fits(0, result);
+  const size_t size = plan.return_kinds.size();
+  if (!PyTuple_CheckExact(result)) return false;
+  if (PyTuple_GET_SIZE(result) != static_cast<Py_ssize_t>(size)) return false;
+  for (size_t i = 0; i < size; ++i) {
+    if (!fits(i, PyTuple_GET_ITEM(result, i))) return false;
   }
   return true;
 }
@@ -174,32 +178,18 @@ bool is_common_result(const Plan& plan, const Call& call, PyObject* result) {
       return call.count > 0 && result == call.values[0];
     case Obligation::NoAlias: {
       TakenStorages storages(plan, call);
-      if (plan.return_shape == ReturnShape::One) {
-        return is_common_return(plan.return_kinds[0], result, &storages);
-      }
-      const auto size = static_cast<Py_ssize_t>(plan.return_kinds.size());
-      if (!PyTuple_CheckExact(result) || PyTuple_GET_SIZE(result) != size) return false;
-      for (Py_ssize_t i = 0; i < size; ++i) {
-        if (!is_common_return(plan.return_kinds[i], PyTuple_GET_ITEM(result, i), &storages)) {
-          return false;
-        }
-      }
-      return true;
+      return every_return(plan, result, [&](size_t i, PyObject* value) {
+        return is_common_return(plan.return_kinds[i], value, &storages);
+      });
     }
-    case Obligation::Out: {
-      if (plan.return_shape == ReturnShape::One) {
-        return result == call.values[plan.mutated_positions[0]];
-      }
-      if (!PyTuple_CheckExact(result)) return false;
-      const size_t size = plan.return_kinds.size();
-      if (PyTuple_GET_SIZE(result) != static_cast<Py_ssize_t>(size)) return false;
-      for (size_t i = 0; i < size; ++i) {
-        if (PyTuple_GET_ITEM(result, i) != call.values[plan.mutated_positions[i]]) return false;
-      }
-      return true;
-    }
+    case Obligation::Out:
+      return every_return(plan, result, [&](size_t i, PyObject* value) {
+        return value == call.values[plan.mutated_positions[i]];
+      });
     case Obligation::Nothing:
-      return is_common_unchecked(plan, result);
+      return every_return(plan, result, [&](size_t i, PyObject* value) {
+        return is_common_unchecked(plan.return_kinds[i], value);
+      });
     case Obligation::View:
       return false;
   }

@@ -18,7 +18,7 @@ from torch._library import custom_ops
 from torch._ops import OpOverload, OpOverloadPacket
 
 from hotop import _core
-from hotop._op import find_overload, find_packet
+from hotop._handles import itself, reduce_overload, reduce_packet
 from hotop._planned_op import PlannedOpDef, take_name
 
 _P = ParamSpec("_P")
@@ -53,22 +53,16 @@ class AcceleratedOverload(OpOverload):
     __doc__ = OpOverload.__doc__
     __call__ = OpOverload.__call__
 
-    def __copy__(self) -> AcceleratedOverload:
-        return self
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return find_overload, (self._schema.name, self._overloadname)
+    __copy__ = itself
+    __reduce__ = reduce_overload
 
 
 class AcceleratedPacket(OpOverloadPacket):
     __doc__ = OpOverloadPacket.__doc__
     __call__ = OpOverloadPacket.__call__
 
-    def __copy__(self) -> AcceleratedPacket:
-        return self
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return find_packet, (self._qualified_op_name,)
+    __copy__ = itself
+    __reduce__ = reduce_packet
 
     # PyTorch assigns these when an overload is first looked up, defined or removed.
     def __setattr__(self, name: str, value: Any) -> None:

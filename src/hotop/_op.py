@@ -11,19 +11,8 @@ from torch._library import custom_ops, utils
 from torch._ops import OpOverload, OpOverloadPacket, TorchBindOpOverload, _OpNamespace
 
 from hotop import _core
+from hotop._handles import find_overload, find_packet, itself, reduce_overload, reduce_packet
 from hotop._planned_op import PlannedOpDef, find_op, take_name
-
-
-def find_overload(name: str, overload_name: str) -> OpOverload:
-    """Return an overload by its names; what unpickles one."""
-    namespace, op_name = name.split("::")
-    return getattr(getattr(getattr(torch.ops, namespace), op_name), overload_name)
-
-
-def find_packet(qualified_name: str) -> OpOverloadPacket:
-    """Return a packet by its name; what unpickles one."""
-    namespace, op_name = qualified_name.split("::")
-    return getattr(getattr(torch.ops, namespace), op_name)
 
 
 class _Successor:
@@ -55,23 +44,16 @@ class FastOverload(_core.CallSlot, OpOverload):
     def _enable_pyobj_dispatch(self, enabled: bool = True) -> None:
         pass
 
-    # An overload is a singleton; FX copies and pickles node metadata that holds it.
-    def __copy__(self) -> FastOverload:
-        return self
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return find_overload, (self._schema.name, self._overloadname)
+    __copy__ = itself
+    __reduce__ = reduce_overload
 
 
 class FastPacket(_core.CallSlot, OpOverloadPacket):
     __doc__ = OpOverloadPacket.__doc__  # torch.ops.ns.name; direct while it has one overload
     __call__ = OpOverloadPacket.__call__
 
-    def __copy__(self) -> FastPacket:
-        return self
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return find_packet, (self._qualified_op_name,)
+    __copy__ = itself
+    __reduce__ = reduce_packet
 
     # PyTorch assigns both when another overload of this op is defined or goes.
     def __setattr__(self, name: str, value: Any) -> None:
