@@ -140,6 +140,8 @@ PLAIN = State()
 
 def drawn(random: Random) -> State:
     """Draw a state; often the plain one, sometimes the packet."""
+    # PyTorch's packet prints the arguments for each overload that it rejects: in a trace and in a
+    # profile that shows.
     packet = random.random() < 0.15
     kind = random.random()
     if kind < 0.3:
@@ -148,8 +150,7 @@ def drawn(random: Random) -> State:
         names = random.sample(CONTEXTS, random.choice((1, 1, 1, 2)))
         return State(tuple(names), packet=packet)
     if kind < 0.67:  # a profiler takes a quarter of a second
-        return State(profile=True, packet=packet)
+        return State(profile=True)
     names = [*PLAIN_TRANSFORMS, *OWN_TRANSFORMS]
     transform = random.choice(names)
-    # PyTorch's packet prints the arguments for each overload that it rejects, into the trace too.
     return State(transform=transform, packet=packet and transform != "script trace")
