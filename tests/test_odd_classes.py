@@ -1,5 +1,7 @@
 """Arguments whose `__class__` raises: their real type counts, and nothing is asked of them."""
 
+import functools
+import inspect
 import itertools
 import re
 import weakref
@@ -189,3 +191,24 @@ def test_error_texts_name_pytorchs_classes() -> None:
     assert op.__module__ == "torch._library.custom_ops"
     with pytest.raises(AttributeError, match="'OpOverload' object has no attribute 'zork'"):
         A.add.Tensor.zork  # noqa: B018
+
+
+def test_what_wraps_an_op_keeps_its_own_annotations() -> None:
+    def annotations(factory: Callable) -> list[Any]:
+        def kernel(x: Tensor) -> Tensor:
+            return x + 1
+
+        op = factory(f"odd_classes::wrapped{next(NUMBERS)}", kernel, mutates_args=())
+        found: list[Any] = []
+        for what in (op, op._opoverload, op._opoverload.overloadpacket):
+
+            def wrapper(x: Tensor, scale: float = 1.0) -> Tensor:
+                return x * scale
+
+            functools.update_wrapper(wrapper, what)
+            found.append((inspect.get_annotations(wrapper), getattr(what, "__annotations__", None)))
+        return found
+
+    of_pytorch = annotations(torch.library.custom_op)
+    assert of_pytorch[0][0]["scale"] is float
+    assert annotations(hotop.custom_op) == of_pytorch

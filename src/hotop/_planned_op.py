@@ -47,11 +47,6 @@ def take_name(cls: type) -> None:
 class PlannedOpDef(custom_ops.CustomOpDef):
     """Base of the ops that hotop makes, and of those that exist and are accelerated."""
 
-    _plan: _core.Plan | None
-    _functions: dict[str | None, Callable[..., Any]]
-    _selects_backend: bool
-    _node_type: type | None
-
     def __copy__(self) -> PlannedOpDef:
         return self
 
@@ -62,10 +57,11 @@ class PlannedOpDef(custom_ops.CustomOpDef):
         return find_op, (self._qualname,)
 
     def _begin_plan(self) -> None:
-        self._plan = None
-        self._functions = {}
+        # Declared here: an annotation of the class would be the op's, to functools.wraps.
+        self._plan: _core.Plan | None = None
+        self._functions: dict[str | None, Callable[..., Any]] = {}
         self._selects_backend = False
-        self._node_type = None
+        self._node_type: type | None = None
 
     def _make_plan(self, overload: OpOverload) -> _core.Plan | None:
         schema = overload._schema

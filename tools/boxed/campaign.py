@@ -19,6 +19,7 @@ from tools.worker import worker_lines
 SILENCE = 60.0  # seconds without a word from a worker: its call hangs
 MEMORY = 8 << 30  # bytes of address space of a worker: wild sizes must not take the machine
 TRIES = 2  # of a call that crashed
+MORE_TRIES = 8  # of PyTorch's own call, before a crash is put down to hotop
 ALONE = 3  # findings of an item that are made again, each in a process of its own
 CRASHES = 2  # of an item; then the rest of it is left
 
@@ -106,11 +107,15 @@ def _judged(job: dict[str, Any], item: str, step: str, words: dict[str, Any]) ->
     """Say whether a call that crashed does so on PyTorch's side alone."""
     what = "hangs" if words["hang"] else f"crashes (exit status {words['exit']})"
     alone = {**job, "items": [item], "only": step, "after": ""}
-    if any(_ends_badly({**alone, "spoil": "PyTorch"}) for _ in range(TRIES)):
-        return {"note": f"{item}:{step} {what}, and so does PyTorch's own call"}
-    if job["spoil"] != "PyTorch" and any(_ends_badly(alone) for _ in range(TRIES)):
-        return {"finding": Finding(item, step, f"{what} only when accelerated", words["stderr"])}
-    return {"note": f"{item}:{step} {what} once, not when made alone"}
+    of_pytorch = {**alone, "spoil": "PyTorch"}
+    also = {"note": f"{item}:{step} {what}, and so does PyTorch's own call"}
+    if any(_ends_badly(of_pytorch) for _ in range(TRIES)):
+        return also
+    if job["spoil"] == "PyTorch" or not any(_ends_badly(alone) for _ in range(TRIES)):
+        return {"note": f"{item}:{step} {what} once, not when made alone"}
+    if any(_ends_badly(of_pytorch) for _ in range(MORE_TRIES)):  # a damaged heap shows by chance
+        return also
+    return {"finding": Finding(item, step, f"{what} only when accelerated", words["stderr"])}
 
 
 def _seen_alone(item: str, step: str, job: dict[str, Any]) -> bool:

@@ -54,14 +54,21 @@ def skip_reason(name: str) -> str | None:
 
 
 def is_undefined(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Return whether TorchScript's `aten::to` reads what is not there.
+    """Return whether PyTorch reads what is not there.
 
-    It takes any int for a dtype, and with `copy` it reads the dtype even when there is none.
+    `aten::_fft_*` takes any dim. TorchScript's `aten::to` takes any int for a dtype, and with
+    `copy` it reads the dtype even when there is none.
     """
-    if not name_of(op).startswith("aten::to.prim_"):
-        return False
+    name = name_of(op)
     names = [argument.name for argument in op._schema.arguments]
     given = {**dict(zip(names, args, strict=False)), **kwargs}
+    if name.startswith("aten::_fft_"):
+        tensor, dims = given.get("self"), given.get("dim")
+        if not isinstance(tensor, torch.Tensor) or not isinstance(dims, list | tuple):
+            return False
+        return any(isinstance(dim, int) and not 0 <= dim < tensor.dim() for dim in dims)
+    if not name.startswith("aten::to.prim_"):
+        return False
     dtype = given.get("dtype")
     if dtype is None and given.get("device") is None:
         return given.get("copy", False) is not False
