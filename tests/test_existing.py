@@ -2,7 +2,6 @@
 
 import copy
 import gc
-import logging
 import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -148,14 +147,6 @@ class TestWhat:
         with pytest.raises(error, match=text) as caught:
             call()
         assert "\n" not in str(caught.value)
-
-    def test_twice(self, caplog: pytest.LogCaptureFixture) -> None:
-        hotop.accelerate("aten")
-        with caplog.at_level(logging.INFO, "hotop"):
-            hotop.accelerate("aten")
-        assert "accelerated already" in caplog.text
-        hotop.restore("aten")
-        assert type(A.add.Tensor) is OpOverload
 
     def test_op_without_kernel(self, library: torch.library.Library) -> None:
         library.define("empty(Tensor x) -> Tensor")

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch._library.custom_ops import CustomOpDef
 from torch._ops import OpOverload, OpOverloadPacket
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import hotop
 
@@ -222,3 +223,41 @@ def test_a_call_further_out_does_not_change_a_conversion(library: torch.library.
         hotop.accelerate("aten")
     assert answers[0] == answers[1]
     assert isinstance(answers[0], str)
+
+
+@pytest.mark.parametrize("kind", ["float?", "int?", "bool?", "float[]?", "int[]?", "bool[]?"])
+def test_a_rejected_overload_may_ask_a_tensor_for_its_number(
+    kind: str, library: torch.library.Library
+) -> None:
+    # PyTorch converts `t` for the first overload before it finds that `u` is unknown there.
+    is_list = "[" in kind
+    tensors = "Tensor[]?" if is_list else "Tensor?"
+    name = f"asks_{''.join(c for c in kind if c.isalpha())}{'_list' * is_list}"
+    library.define(f"{name}(Tensor x, *, {kind} t=None, int v=0) -> Tensor")
+    library.define(f"{name}.two(Tensor x, *, {tensors} t=None, int u=0) -> Tensor")
+    library.impl(name, lambda x, t=None, v=0: x + 1, "CPU")
+    library.impl(f"{name}.two", lambda x, t=None, u=0: x + 2, "CPU")
+    packet = getattr(torch.ops.attacked, name)
+    calls: list[str] = []
+
+    class Log(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            calls.append(str(func))
+            return func(*args, **kwargs or {})
+
+    def seen(value: Tensor) -> list[str]:
+        calls.clear()
+        with Log():
+            try:
+                result = str(packet(torch.ones(1), t=[value] if is_list else value, u=1))
+            except Exception as error:
+                result = f"{type(error).__name__}: {error}"
+        return [*calls, result]
+
+    values = [torch.ones(1), torch.ones(2), torch.ones(2, 2).to_sparse()]
+    by_pytorch = [seen(value) for value in values]
+    hotop.accelerate("attacked")
+    for _ in range(2):
+        assert [seen(value) for value in values] == by_pytorch

@@ -56,6 +56,13 @@ def test_every_word_after_the_program_is_its_own(script: str) -> None:
         )
 
 
+def test_a_pipe_is_a_file(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe, 0o700)
+    assert plan(str(pipe)).words == [sys.executable, "-X", "dev", str(pipe)]
+    assert start("/dev/stdin", text="print('read')").stdout == "read\n"
+
+
 def test_options_before_the_program(script: str) -> None:
     everything = {"HOTOP": "1", "HOTOP_ACCELERATE": "aten,vllm", "HOTOP_REPORT": "1"}
     assert plan("--report", "--accelerate", "aten, vllm", script).settings == everything

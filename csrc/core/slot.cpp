@@ -1,6 +1,7 @@
 // The slot type: memory management, and pointing a Python class's call at the C++ routine.
 #include "slot.h"
 
+#include <algorithm>
 #include <cstddef>
 
 #include "boxed.h"
@@ -30,6 +31,31 @@ bool may_take(const Plan& plan, PyObject* const* args, Py_ssize_t nargs, PyObjec
     if (bound[i] == nullptr && !plan.arguments[i].default_value) return false;
   }
   return true;
+}
+
+bool asks_for_number(const Argument& argument, PyObject* value) {
+  const bool number =
+      argument.kind == Kind::Int || argument.kind == Kind::Float || argument.kind == Kind::Bool;
+  return number && is_tensor(value);
+}
+
+// True when PyTorch, before it refuses the call for this overload, asks a Tensor for its number:
+// kernels run, and an error of theirs ends the whole call.
+bool refusal_is_seen(const Plan& plan, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
+  const Py_ssize_t keywords = kwnames == nullptr ? 0 : PyTuple_GET_SIZE(kwnames);
+  if (nargs + keywords > static_cast<Py_ssize_t>(plan.arguments.size())) return false;
+  for (Py_ssize_t i = 0; i < std::min<Py_ssize_t>(nargs, plan.positional_count); ++i) {
+    if (asks_for_number(plan.arguments[i], args[i])) return true;
+  }
+  for (Py_ssize_t k = 0; k < keywords; ++k) {
+    for (const Argument& argument : plan.arguments) {
+      if (asks_for_number(argument, args[nargs + k]) &&
+          PyUnicode_Compare(argument.name.get(), PyTuple_GET_ITEM(kwnames, k)) == 0) {
+        return true;
+      }
+    }
+  }
+  return false;
 }
 
 PyObject* call_resolved(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
@@ -193,7 +219,10 @@ Slot resolved_slot(const Slot& packet, PyObject* const* args, Py_ssize_t nargs, 
     if (slot->plan == nullptr || !Py_IS_TYPE(slot->plan, PlanType)) break;
     const Plan& plan = *reinterpret_cast<PlanObject*>(slot->plan)->plan;
     if (!plan.registered) break;
-    if (!may_take(plan, args, nargs, kwnames)) continue;
+    if (!may_take(plan, args, nargs, kwnames)) {
+      if (refusal_is_seen(plan, args, nargs, kwnames)) break;
+      continue;
+    }
     chosen.vectorcall = slot->vectorcall;
     chosen.plan = slot->plan;
     break;

@@ -39,9 +39,11 @@ def begin(namespaces: Sequence[str], *, print_report: bool) -> None:
             result = report()
             if not child or result.ops:
                 text.append(describe(result, _process()))
-        with contextlib.suppress(OSError, ValueError):  # stderr is closed
-            for part in text:
-                print(part, file=sys.stderr)
+        if text:
+            with contextlib.suppress(OSError, ValueError):  # stderr is closed
+                # In one piece: other processes write to it too.
+                sys.stderr.write("\n".join([*text, ""]))
+                sys.stderr.flush()
 
     atexit.register(end)
     # For hotop.accelerate() a namespace without operators is an error; here torch itself is still

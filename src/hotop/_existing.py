@@ -22,41 +22,11 @@ from hotop._accelerated import (
     AcceleratedPacket,
     locked,
 )
+from hotop._rules import LEFT, RULES, Predicate
 
 logger = logging.getLogger("hotop")
 
-Predicate = Callable[[OpOverload], bool]
-
-
-class _Rules:
-    """Which overloads are covered, also those that are first looked up later."""
-
-    def __init__(self) -> None:
-        self.namespaces: set[str] = set()
-        self.predicates: list[Predicate] = []
-        self.exceptions: weakref.WeakSet[OpOverload] = weakref.WeakSet()  # given back one by one
-
-    def __bool__(self) -> bool:
-        return bool(self.namespaces or self.predicates)
-
-    def cover(self, overload: OpOverload) -> bool:
-        if overload in self.exceptions:
-            return False
-        return overload.namespace in self.namespaces or any(
-            self._asks(predicate, overload) for predicate in self.predicates
-        )
-
-    def _asks(self, predicate: Predicate, overload: OpOverload) -> bool:
-        try:
-            return bool(predicate(overload))
-        except Exception as error:
-            LEFT[overload._name] = f"a predicate of accelerate raised {error!r}"
-            return False
-
-
-RULES = _Rules()
 ACCELERATED: weakref.WeakSet[OpOverload] = weakref.WeakSet()
-LEFT: dict[str, str] = {}  # name -> why it was not covered
 # torch/_inductor/ir.py, _CollectiveKernel
 EXACT_CLASS = {"_c10d_functional", "_c10d_functional_autograd", "c10d_functional"}
 
@@ -160,17 +130,23 @@ def _after_packet(packet: OpOverloadPacket[Any, Any]) -> None:
 
 
 def _packet_is_covered(packet: OpOverloadPacket[Any, Any]) -> bool:
-    """Return whether a rule covers every overload, those never looked up by their name."""
+    """Return whether every overload is to be covered, those never looked up among them."""
     if any(overload in RULES.exceptions for overload in _overloads(packet)):
         return False
     if packet._qualified_op_name.split("::")[0] in RULES.namespaces:
         return True
-    for name in packet._overload_names:
-        overload = packet.__dict__.get(name or "default")
-        full_name = f"{packet._qualified_op_name}.{name}".rstrip(".")
-        if not (RULES.cover(overload) if overload else INSTALLED and full_name in _defs):
-            return False
-    return True
+    return all(_is_covered(packet, name) for name in packet._overload_names)
+
+
+def _is_covered(packet: OpOverloadPacket[Any, Any], name: str) -> bool:
+    overload = packet.__dict__.get(name or "default")
+    if overload is None:
+        if INSTALLED and f"{packet._qualified_op_name}.{name}".rstrip(".") in _defs:
+            return True
+        # A predicate must see it.
+        if len(RULES.predicates) > len(INSTALLED):
+            overload = getattr(packet, name or "default", None)
+    return isinstance(overload, OpOverload) and RULES.cover(overload)
 
 
 INSTALLED: list[Predicate] = []  # install()'s own rule, while it is active
@@ -214,28 +190,66 @@ def _cover_by_rule() -> None:
 def accelerate_namespace(name: str) -> None:
     """Accelerate a namespace, which may get its operators later."""
     if name in RULES.namespaces:
-        logger.info("accelerate: the namespace %r is accelerated already", name)
-    RULES.namespaces.add(name)
-    for overload in list(RULES.exceptions):
-        if overload.namespace == name:
-            RULES.exceptions.discard(overload)
+        _say_again(f"the namespace {name!r}")
+    RULES.add_namespace(name)
     _cover_by_rule()
+
+
+def _say_again(what: str) -> None:
+    logger.warning("accelerate: %s is accelerated already", what)
 
 
 @locked
 def accelerate(what: Any) -> None:
     """See :func:`hotop.accelerate`."""
+    what = _name_of_namespace(what)
     if isinstance(what, str) and "::" not in what:
         if not namespace_exists(what):
             raise ValueError(f"accelerate: no operator is defined in the namespace {what!r}")
         accelerate_namespace(what)
-        return
-    for found in _objects_of(what, "accelerate"):
-        if isinstance(found, OpOverloadPacket):
-            cover_packet(found)
-        else:
-            RULES.exceptions.discard(found)
-            cover_overload(found)
+    elif _is_predicate(what):
+        _check_predicate(what)
+        if what in RULES.predicates:
+            _say_again(f"what {what!r} picks")
+        cover_by_predicate(what)
+    else:
+        found = _objects_of(what, "accelerate")
+        overloads = [one for one in found if isinstance(one, OpOverload)]
+        if overloads and RULES.objects.issuperset(overloads):
+            _say_again(str(what))
+        for overload in overloads:
+            if cover_overload(overload):
+                RULES.add_object(overload)
+        for packet in found:
+            if isinstance(packet, OpOverloadPacket):
+                cover_packet(packet)
+
+
+def cover_by_predicate(predicate: Predicate) -> None:
+    """Accelerate what a predicate picks, now and later."""
+    RULES.add_predicate(predicate)
+    _cover_by_rule()
+
+
+def _name_of_namespace(what: Any) -> Any:
+    return what.name if isinstance(what, torch._ops._OpNamespace) else what
+
+
+def _is_predicate(what: Any) -> bool:
+    others = type | OpOverload | OpOverloadPacket | custom_ops.CustomOpDef
+    return callable(what) and not isinstance(what, others)
+
+
+def _check_predicate(predicate: Predicate) -> None:
+    try:
+        answer: object = predicate(torch.ops.aten.add.Tensor)
+    except Exception as error:
+        answer = error
+    if not isinstance(answer, bool):
+        raise TypeError(
+            "accelerate: a predicate takes an OpOverload and returns a bool; "
+            f"{predicate!r} gave {type(answer).__name__} for aten::add.Tensor"
+        )
 
 
 def _objects_of(what: Any, verb: str) -> list[Any]:
@@ -258,60 +272,42 @@ def _objects_of(what: Any, verb: str) -> list[Any]:
         return [what, packet] if len(packet._overload_names) == 1 else [what]
     if isinstance(what, OpOverloadPacket):
         return [*what.op_overloads(), what]
-    if isinstance(what, type) or not callable(what):
-        raise TypeError(
-            f"{verb} takes a custom op, an OpOverload, an OpOverloadPacket, the name of an "
-            f"operator or namespace, or a predicate; got {type(what).__name__}"
-        )
-    return _objects_of_predicate(what, verb)
-
-
-def _objects_of_predicate(predicate: Predicate, verb: str) -> list[Any]:
-    if verb == "accelerate":
-        try:
-            answer: object = predicate(torch.ops.aten.add.Tensor)
-        except Exception as error:
-            answer = error
-        if not isinstance(answer, bool):
-            raise TypeError(
-                "accelerate: a predicate takes an OpOverload and returns a bool; "
-                f"{predicate!r} gave {type(answer).__name__} for aten::add.Tensor"
-            )
-        if predicate not in RULES.predicates:
-            RULES.predicates.append(predicate)
-        _cover_by_rule()
-        return []
-    if predicate not in RULES.predicates:
-        raise ValueError("restore: accelerate was never called with this predicate")
-    RULES.predicates.remove(predicate)
-    return [o for o in list(ACCELERATED) if predicate(o) and not RULES.cover(o)]
+    raise TypeError(
+        f"{verb} takes a custom op, an OpOverload, an OpOverloadPacket, the name of an "
+        f"operator or namespace, or a predicate; got {type(what).__name__}"
+    )
 
 
 @locked
 def restore(what: Any = None) -> None:
     """See :func:`hotop.restore`."""
+    what = _name_of_namespace(what)
     if what is None:
-        RULES.namespaces.clear()
-        RULES.predicates[:] = INSTALLED
-        RULES.exceptions.clear()
-        _restore([o for o in list(ACCELERATED) if not RULES.cover(o)])
+        RULES.clear()
+        INSTALLED.clear()
     elif isinstance(what, str) and "::" not in what:
         if what not in RULES.namespaces:
             raise ValueError(f"restore: the namespace {what!r} is not accelerated")
-        RULES.namespaces.remove(what)
-        _restore([o for o in list(ACCELERATED) if o.namespace == what and not RULES.cover(o)])
+        RULES.remove_namespace(what)
+    elif _is_predicate(what):
+        if what not in RULES.predicates:
+            raise ValueError("restore: accelerate was never called with this predicate")
+        RULES.remove_predicate(what)
     else:
         found = _objects_of(what, "restore")
-        by_rule = callable(what) and not isinstance(what, OpOverload | OpOverloadPacket)
-        by_rule = by_rule and not isinstance(what, custom_ops.CustomOpDef)
-        if not by_rule and not any(
-            isinstance(o, AcceleratedOverload | AcceleratedPacket) for o in found
-        ):
+        if not any(isinstance(one, AcceleratedOverload | AcceleratedPacket) for one in found):
             raise ValueError(f"restore: {what} is not accelerated")
-        overloads = [o for o in found if isinstance(o, OpOverload)]
-        if not by_rule:
-            RULES.exceptions.update(overloads)
-        _restore(overloads)
+        for one in found:
+            if isinstance(one, OpOverload):
+                RULES.remove_object(one)
+    _give_back()
+
+
+def _give_back() -> None:
+    """Restore what is not to be covered any more."""
+    for overload in list(ACCELERATED):
+        if not RULES.cover(overload):
+            _restore(overload)
     # Packets of which no overload was looked up, or none is accelerated any more.
     for packet in _packets():
         accelerated = any(isinstance(o, AcceleratedOverload) for o in _overloads(packet))
@@ -319,16 +315,15 @@ def restore(what: Any = None) -> None:
             _restore_packet(packet)
 
 
-def _restore(overloads: list[OpOverload]) -> None:
-    for overload in overloads:
-        if not isinstance(overload, AcceleratedOverload):
-            continue
-        op = _op_of(overload)
-        if isinstance(op, AcceleratedOpDef):
-            _accelerated.restore_op(op)
-        _accelerated.restore_overload(overload)
-        ACCELERATED.discard(overload)
-        _restore_packet(overload._overloadpacket)
+def _restore(overload: OpOverload) -> None:
+    ACCELERATED.discard(overload)
+    if not isinstance(overload, AcceleratedOverload):
+        return
+    op = _op_of(overload)
+    if isinstance(op, AcceleratedOpDef):
+        _accelerated.restore_op(op)
+    _accelerated.restore_overload(overload)
+    _restore_packet(overload._overloadpacket)
 
 
 def _restore_packet(packet: OpOverloadPacket[Any, Any]) -> None:

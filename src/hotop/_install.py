@@ -33,13 +33,14 @@ def _new(cls: type, *args: Any, **kwargs: Any) -> Any:
 def install() -> bool:
     """See :func:`hotop.install`; return whether anything changed."""
     if is_installed():
+        logger.info("installed already")
         return False
     # type.__call__ then runs __init__ of what came back. It stays in place, asking the switch:
     # CPython does not forget that a class once had a __new__.
     custom_ops.CustomOpDef.__new__ = _new  # type: ignore[method-assign]
     _existing.INSTALLED.append(_defined_in_python)
     before = len(_existing.ACCELERATED)
-    _existing.accelerate(_defined_in_python)
+    _existing.cover_by_predicate(_defined_in_python)
     logger.info(
         "installed: custom_op, triton_op and Library make fast ops; %d existing ones accelerated",
         len(_existing.ACCELERATED) - before,
@@ -50,8 +51,7 @@ def install() -> bool:
 @locked
 def uninstall() -> None:
     """See :func:`hotop.uninstall`."""
-    if not is_installed():
-        return
-    _existing.INSTALLED.clear()
-    _existing.restore(_defined_in_python)
-    logger.info("uninstalled")
+    if is_installed():
+        _existing.INSTALLED.clear()
+        _existing.restore(_defined_in_python)
+        logger.info("uninstalled")

@@ -76,7 +76,7 @@ def load_extension(name: str) -> ModuleType:
 CORE, PROBLEM = load_core()
 if CORE is None:
     warnings.warn(
-        f"{PROBLEM}. Until then hotop.custom_op is torch.library.custom_op.",
+        f"{PROBLEM}. In this process hotop.custom_op is torch.library.custom_op.",
         RuntimeWarning,
         stacklevel=3,
     )

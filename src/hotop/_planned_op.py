@@ -74,6 +74,7 @@ class PlannedOpDef(custom_ops.CustomOpDef):
         self, device_type: str | None, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> None:
         """Raise what PyTorch raises for a result that a kernel may not return."""
+        self._check_count(result)
 
         def get_module() -> Any:
             import inspect
@@ -233,22 +234,25 @@ class PlannedOpDef(custom_ops.CustomOpDef):
         return inner(fn)
 
     def _with_arity_check(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """PyTorch does not count a kernel's results: too few pass, too many crash the process."""
-        declared = len(self._opoverload._schema.returns)
-        if declared < 2 or self._plan is None:
+        if len(self._opoverload._schema.returns) < 2 or self._plan is None:
             return fn
 
         @functools.wraps(fn)
         def counted(*args: Any, **kwargs: Any) -> Any:
             result = fn(*args, **kwargs)
-            if isinstance(result, Sequence) and len(result) != declared:
-                raise RuntimeError(
-                    f"{self._qualname}: the kernel returned {len(result)} values, but the schema "
-                    f"declares {declared}"
-                )
+            self._check_count(result)
             return result
 
         return counted
+
+    def _check_count(self, result: Any) -> None:
+        """PyTorch does not count a kernel's results: too few pass, too many crash the process."""
+        declared = len(self._opoverload._schema.returns)
+        if declared > 1 and isinstance(result, Sequence) and len(result) != declared:
+            raise RuntimeError(
+                f"{self._qualname}: the kernel returned {len(result)} values, but the schema "
+                f"declares {declared}"
+            )
 
     @contextmanager
     def set_kernel_enabled(self, device_type: str, enabled: bool = True) -> Iterator[None]:

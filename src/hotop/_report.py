@@ -79,7 +79,7 @@ def report() -> Report:
     """
     if _load.CORE is None:
         return Report(left={"everything": _load.PROBLEM})
-    from hotop import _accelerated, _existing
+    from hotop import _accelerated, _existing, _rules
     from hotop._op import OpDef
 
     found: dict[Any, tuple[Any, str]] = {}
@@ -88,7 +88,7 @@ def report() -> Report:
         if isinstance(op, OpDef) and op._plan is not None:
             found[op._opoverload] = (op._plan, "custom_op")
     with _accelerated.LOCK:
-        accelerated, left = list(_existing.ACCELERATED), dict(_existing.LEFT)
+        accelerated, left = list(_existing.ACCELERATED), dict(_rules.LEFT)
     for overload in accelerated:
         plan = overload.__dict__.get("_hotop_plan")  # None: not called
         if overload._name in custom_ops.OPDEFS:

@@ -66,9 +66,10 @@ def accelerate(what: Any) -> None:
 
     Args:
         what: A ``CustomOpDef``, an ``OpOverload``, an ``OpOverloadPacket``, the name of an
-            operator (``"aten::add"``) or of a namespace (``"aten"``), or a predicate that is asked
-            about overloads. A namespace and a predicate also cover overloads that are first looked
-            up later.
+            operator (``"aten::add"``) or of a namespace (``"aten"``, also ``torch.ops.aten``), or a
+            predicate that is asked about overloads. A namespace and a predicate also cover
+            overloads that are first looked up later. What is accelerated already is said so by a
+            warning of the logger ``hotop``.
 
     Raises:
         ValueError: There is no such operator or namespace.
@@ -84,8 +85,9 @@ def restore(what: Any = None) -> None:
     """Give operators back to PyTorch: undo :func:`accelerate`.
 
     Args:
-        what: What ``accelerate`` took; None: everything, also what :func:`hotop.install` covered of
-            the operators that existed before.
+        what: What ``accelerate`` took, or an operator that a namespace, a predicate or
+            :func:`hotop.install` covers. What another request covers too stays covered. None:
+            everything, :func:`hotop.install` included.
 
     Raises:
         ValueError: It is not accelerated, or does not exist.

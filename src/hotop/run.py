@@ -184,7 +184,9 @@ def _target(rest: list[str], options: list[str]) -> tuple[str, list[str], str]:
     if word.startswith("-"):
         raise Refusal(f"unknown option {word}; {USAGE}")
     path = Path(word)
-    if path.is_file() or (path.is_dir() and (path / "__main__.py").is_file()):
+    # A pipe is a file too: /dev/stdin, a shell's <(...).
+    is_file = path.exists() and not path.is_dir()
+    if is_file or (path / "__main__.py").is_file():
         if path.is_file() and os.access(path, os.X_OK) and not _may_be_python(path):
             return str(path.absolute()), rest, ""
         return sys.executable, python + rest, ""

@@ -14,11 +14,16 @@ def tangent(found: Found) -> bool:
     return "forward-mode tangent" in right and "forward-mode tangent" not in left
 
 
-def too_few_gradients(found: Found) -> bool:
-    """PyTorch's message counts one gradient too many on both sides (docs/contract.md)."""
+def wrong_number_of_gradients(found: Found) -> bool:
+    """PyTorch's message counts one gradient too many on both sides (docs/contract.md).
+
+    Of a surplus one it says that the further input is no Variable.
+    """
     texts = [side.get("backward error", side.get("error")) for side in (found.left, found.right)]
     if not all(isinstance(text, dict) for text in texts):
         return False
+    if "forward input was not a Variable" in texts[0]["text"]:
+        return "incorrect number of gradients" in texts[1]["text"]
     left, right = (re.findall(r"expected (\d+), got (\d+)", t["text"]) for t in texts)
     if len(left) != 1 or len(right) != 1:
         return False
@@ -72,7 +77,7 @@ def removed_override(found: Found) -> bool:
 
 EXPLAINED: dict[str, Callable[[Found], bool]] = {
     "tangent": tangent,
-    "too few gradients": too_few_gradients,
+    "wrong number of gradients": wrong_number_of_gradients,
     "keyword self": keyword_self,
     "wrong number of returns": wrong_number_of_returns,
     "removed override": removed_override,
