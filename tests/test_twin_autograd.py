@@ -1,5 +1,6 @@
 """Autograd through ops with a formula: contexts, structures, errors, higher order, twin to twin."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -233,6 +234,7 @@ def test_unused_outputs_and_hooks() -> None:
 BACKWARDS: dict[str, Callable] = {
     "too_few": lambda ctx, grad: grad,
     "too_many": lambda ctx, grad: (grad, None, None, None, None),
+    "surplus": lambda ctx, grad: (grad, None, None, grad),
     "wrong_shape": lambda ctx, grad: (grad[:1], None, None),
     "wrong_dtype": lambda ctx, grad: (grad.double(), None, None),
     "not_a_tensor": lambda ctx, grad: ("x", None, None),
@@ -251,7 +253,7 @@ BACKWARDS: dict[str, Callable] = {
     ),
 }
 # A wrong count: PyTorch 2.13 counts its own hidden argument; hotop names the user's numbers.
-COUNTS = {"too_few", "too_many", "none", "list"}
+COUNTS = {"too_few", "too_many", "surplus", "none", "list"}
 
 
 @pytest.mark.parametrize("name", BACKWARDS)
@@ -264,7 +266,8 @@ def test_odd_backwards(name: str) -> None:
     if name not in COUNTS:
         twin.compare(make)
         return
-    results = []
+    results: list[Any] = []
+    text = ""
     for op in twin.ops:
         args, kwargs = make()
         try:
@@ -272,7 +275,10 @@ def test_odd_backwards(name: str) -> None:
             results.append(None if args[0].grad is None else args[0].grad.tolist())
         except Exception as error:
             results.append(type(error))
+            text = str(error)
     assert results[0] == results[1]
+    if results[1] is RuntimeError:
+        assert re.search(r"incorrect number of gradients \(expected 3, got [145]\)", text)
 
 
 def test_list_gradients_of_the_wrong_structure() -> None:
