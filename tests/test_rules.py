@@ -124,7 +124,7 @@ def test_a_predicate_covers_packets_whose_overloads_nobody_looked_up(ops: Any) -
         assert "default" not in packet.__dict__ or is_fast(packet.default)
         packet(torch.ones(1))
         assert hotop.explain(packet, torch.ones(1)).direct
-    counts = {op.name: op.direct for op in hotop.report().ops}
+    counts = {o.name: o.direct for o in hotop.report().ops if o.name.startswith("rules::")}
     assert counts == {"rules::one": 1, "rules::two": 1}
 
 

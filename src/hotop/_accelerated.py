@@ -19,6 +19,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 
 from hotop import _core
 from hotop._handles import itself, reduce_overload, reduce_packet
+from hotop._op_kernels import pytorch_kernel, unwatch, watch
 from hotop._planned_op import PlannedOpDef, take_name
 
 _P = ParamSpec("_P")
@@ -220,43 +221,22 @@ def accelerate_op(op: custom_ops.CustomOpDef) -> None:
         bind_packet(overload._overloadpacket)
 
 
-def _pytorch_kernel(overload: OpOverload, key: str, module: str) -> Any:
-    """Return PyTorch's own kernel of a custom op at this key; None: it is somebody else's."""
-    schema = overload._schema
-    kernel = _core.python_kernel(schema.name, schema.overload_name, key)
-    return kernel if getattr(kernel, "__module__", None) == module else None
-
-
 def _read_registrations(op: AcceleratedOpDef, overload: OpOverload) -> None:
-    autograd_kernel = _pytorch_kernel(overload, "Autograd", "torch._library.autograd")
+    autograd_kernel = pytorch_kernel(overload, "Autograd", "torch._library.autograd")
     if autograd_kernel is not None:
         op._add_kernel("autograd", "Autograd")
         assert op._plan is not None
         op._plan.make_formula_by(lambda: op._record_directly(autograd_kernel))
     custom_ops_module = custom_ops.__name__
     for role, key in (("version_bump", "ADInplaceOrView"), ("backend_select", "BackendSelect")):
-        if _pytorch_kernel(overload, key, custom_ops_module) is not None:
+        if pytorch_kernel(overload, key, custom_ops_module) is not None:
             op._add_kernel(role, key)
             op._selects_backend |= role == "backend_select"
     for device_type, dtype in op._autocast_dtype.items():
         key = "Autocast" + _C._dispatch_key_for_device(device_type)
-        if dtype is not None and _pytorch_kernel(overload, key, custom_ops_module) is not None:
+        if dtype is not None and pytorch_kernel(overload, key, custom_ops_module) is not None:
             op._add_kernel("autocast", key, dtype, device_type)
-    for name, wrapped in op._backend_fns.items():
-        key = "CompositeExplicitAutograd" if name is None else _C._dispatch_key_for_device(name)
-        if _pytorch_kernel(overload, key, custom_ops_module) is not None:
-            op._functions[name] = _user_function(wrapped)
-            op._add_kernel("backend", key, op._functions[name], name)
-            op._refresh(name)
-
-
-def _user_function(wrapped: Any) -> Any:
-    """Return the function behind ``register_kernel``'s wrapper, which asks if it is enabled."""
-    inner = getattr(wrapped, "__wrapped__", wrapped)
-    names = getattr(getattr(inner, "__code__", None), "co_freevars", ())
-    if inner.__module__ != custom_ops.__name__ or set(names) != {"device_type", "fn", "self"}:
-        return wrapped
-    return dict(zip(names, inner.__closure__, strict=True))["fn"].cell_contents
+    watch(op)
 
 
 def restore_overload(overload: OpOverload) -> None:
@@ -275,6 +255,7 @@ def restore_packet(packet: OpOverloadPacket[Any, Any]) -> None:
 def restore_op(op: custom_ops.CustomOpDef) -> None:
     """Give a ``CustomOpDef`` back to PyTorch, its overload and packet apart."""
     op.__class__ = custom_ops.CustomOpDef
+    unwatch(op)
     for name in (SLOT, "_plan", "_functions", "_selects_backend", "_node_type"):
         op.__dict__.pop(name, None)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from torch._library import custom_ops
@@ -11,6 +12,7 @@ from hotop import _existing
 from hotop._accelerated import locked
 from hotop._existing import logger
 from hotop._op import OpDef
+from hotop._rules import LEFT
 
 
 def _defined_in_python(overload: OpOverload) -> bool:
@@ -39,19 +41,27 @@ def install() -> bool:
     # CPython does not forget that a class once had a __new__.
     custom_ops.CustomOpDef.__new__ = _new  # type: ignore[method-assign]
     _existing.INSTALLED.append(_defined_in_python)
-    before = len(_existing.ACCELERATED)
+    before = set(_existing.ACCELERATED)
     _existing.cover_by_predicate(_defined_in_python)
+    covered = set(_existing.ACCELERATED) - before
+    counts = Counter(overload.namespace for overload in covered)
     logger.info(
-        "installed: custom_op, triton_op and Library make fast ops; %d existing ones accelerated",
-        len(_existing.ACCELERATED) - before,
+        "installed: custom_op, triton_op and Library make fast ops; existing ones accelerated: %s",
+        ", ".join(f"{count} of {name}" for name, count in sorted(counts.items())) or "none",
     )
+    for name, reason in sorted(LEFT.items()):
+        logger.info("left %s: %s", name, reason)
+    for overload in sorted(covered, key=str):
+        logger.debug("accelerated %s", overload)
     return True
 
 
 @locked
 def uninstall() -> None:
     """See :func:`hotop.uninstall`."""
-    if is_installed():
-        _existing.INSTALLED.clear()
-        _existing.restore(_defined_in_python)
-        logger.info("uninstalled")
+    if not is_installed():
+        logger.info("not installed")
+        return
+    _existing.INSTALLED.clear()
+    _existing.restore(_defined_in_python)
+    logger.info("uninstalled")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -196,55 +195,6 @@ class PlannedOpDef(custom_ops.CustomOpDef):
         if self._plan is not None:
             self._plan.add_kernel(role, key, function, device_type)
 
-    def register_kernel(
-        self,
-        device_types: custom_ops.device_types_t,
-        fn: Callable[..., Any] | None = None,
-        /,
-    ) -> Callable[..., Any]:
-        """Register ``fn`` as the kernel of these device types; see ``torch.library``."""
-        # PyTorch checks the device argument when the decorator is made, before it is used.
-        register_checked = super().register_kernel
-
-        def inner(fn: Callable[..., Any]) -> Callable[..., Any]:
-            if device_types is None or isinstance(device_types, str):
-                names: list[str | None] = [device_types]
-            else:
-                names = list(device_types)
-            # One at a time: PyTorch's closure over the loop variable would give every device
-            # the last one's kernel.
-            for name in names:
-                is_new = name not in self._backend_fns
-                register_checked(name)(self._with_arity_check(fn))
-                self._functions[name] = fn
-                if is_new:
-                    key = (
-                        "CompositeExplicitAutograd"
-                        if name is None
-                        else _C._dispatch_key_for_device(name)
-                    )
-                    self._add_kernel("backend", key, fn, name)
-                self._refresh(name)
-            return fn
-
-        if fn is None:
-            if device_types is not None and not utils.has_tensor_arg(self._opoverload._schema):
-                register_checked(device_types)
-            return inner
-        return inner(fn)
-
-    def _with_arity_check(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        if len(self._opoverload._schema.returns) < 2 or self._plan is None:
-            return fn
-
-        @functools.wraps(fn)
-        def counted(*args: Any, **kwargs: Any) -> Any:
-            result = fn(*args, **kwargs)
-            self._check_count(result)
-            return result
-
-        return counted
-
     def _check_count(self, result: Any) -> None:
         """PyTorch does not count a kernel's results: too few pass, too many crash the process."""
         declared = len(self._opoverload._schema.returns)
@@ -253,21 +203,3 @@ class PlannedOpDef(custom_ops.CustomOpDef):
                 f"{self._qualname}: the kernel returned {len(result)} values, but the schema "
                 f"declares {declared}"
             )
-
-    @contextmanager
-    def set_kernel_enabled(self, device_type: str, enabled: bool = True) -> Iterator[None]:
-        """Disable or re-enable the kernel of a device type; see ``torch.library``."""
-        try:
-            with super().set_kernel_enabled(device_type, enabled):
-                self._refresh(device_type)
-                yield
-        finally:
-            self._refresh(device_type)
-
-    def _refresh(self, device_type: str | None) -> None:
-        if self._plan is None or device_type not in self._functions:
-            return
-        # The table of disabled kernels is made after the first registrations.
-        disabled = device_type in getattr(self, "_disabled_kernel", ())
-        function = self._init_fn if disabled else self._functions[device_type]
-        self._plan.set_function(device_type, function)

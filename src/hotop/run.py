@@ -44,6 +44,7 @@ The same by the environment: HOTOP=1, HOTOP_ACCELERATE=NS,... and HOTOP_REPORT=1
 HOTOP_DISABLE=1 switches hotop off."""
 
 AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+_PYTHON = re.compile(r"(python|pypy)[\d.]*\w*")
 _NAMESPACE = re.compile(r"\w+(\.\w+)*")
 
 
@@ -188,7 +189,7 @@ def _target(rest: list[str], options: list[str]) -> tuple[str, list[str], str]:
     is_file = path.exists() and not path.is_dir()
     if is_file or (path / "__main__.py").is_file():
         if path.is_file() and os.access(path, os.X_OK) and not _may_be_python(path):
-            return str(path.absolute()), rest, ""
+            return str(path.absolute()), rest, _remark(word, word)
         return sys.executable, python + rest, ""
     found, own = _program(word)
     if found is None:
@@ -196,12 +197,18 @@ def _target(rest: list[str], options: list[str]) -> tuple[str, list[str], str]:
             raise Refusal(f"can't find '__main__' module in {word!r}", 1)
         by_path = "" if os.sep in word else ", and no program on PATH has this name"
         raise Refusal(f"can't open file {word!r}: [Errno 2] No such file or directory{by_path}")
-    if not own:
-        return found, rest, ""
-    if _is_this_python(own[0]):
+    if own and _is_this_python(own[0]):
         return sys.executable, [*python, *own[1:], found, *rest[1:]], ""
-    remark = f"{word} runs with another Python, {own[0]}; nothing is accelerated unless that one"
-    return found, rest, f"{remark} has hotop too"
+    return found, rest, _remark(word, own[0] if own else found)
+
+
+def _remark(word: str, python: str) -> str:
+    if not _PYTHON.fullmatch(Path(python).name) or _is_this_python(python):
+        return ""
+    return (
+        f"{word} runs with another Python, {python}; nothing is accelerated unless that one has "
+        "hotop too"
+    )
 
 
 def _program(name: str) -> tuple[str | None, list[str]]:
@@ -252,7 +259,7 @@ def _interpreter_of(path: Path) -> list[str]:
     if words and Path(words[0]).name == "env":
         while words and (words[0].startswith("-") or "=" in words[0] or words[0].endswith("env")):
             words.pop(0)
-    if not words or not re.fullmatch(r"(python|pypy)[\d.]*\w*", Path(words[0]).name):
+    if not words or not _PYTHON.fullmatch(Path(words[0]).name):
         return []
     python = words[0] if os.sep in words[0] else shutil.which(words[0]) or words[0]
     return [python, *words[1:]]

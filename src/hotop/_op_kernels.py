@@ -1,0 +1,124 @@
+"""The kernels of an existing ``custom_op``: what PyTorch would call, read again when it changes.
+
+PyTorch's kernel of a device looks a function up by a name that its closure holds (after a list of
+devices all closures hold the last name), and that function asks whether it is disabled. Both tables
+stand in the op; whoever changes them, a decorator or a context manager that is older than the
+acceleration too, the plan hears of it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from torch import _C
+from torch._library import custom_ops
+from torch._ops import OpOverload
+
+from hotop import _core
+from hotop._planned_op import PlannedOpDef
+
+
+class _Functions(dict[str | None, Callable[..., Any]]):
+    """An op's functions by device."""
+
+    def __init__(self, op: PlannedOpDef) -> None:
+        super().__init__(op._backend_fns)
+        self._op = weakref.ref(op)
+
+    def __setitem__(self, name: str | None, function: Callable[..., Any]) -> None:
+        super().__setitem__(name, function)
+        _read_again(self._op)
+
+
+class _Disabled(set[str]):
+    """The devices whose functions are disabled."""
+
+    def __init__(self, op: PlannedOpDef) -> None:
+        super().__init__(op._disabled_kernel)
+        self._op = weakref.ref(op)
+
+    def add(self, name: str) -> None:
+        super().add(name)
+        _read_again(self._op)
+
+    def remove(self, name: str) -> None:
+        super().remove(name)
+        _read_again(self._op)
+
+    def discard(self, name: object) -> None:
+        super().discard(name)
+        _read_again(self._op)
+
+
+def _read_again(reference: weakref.ref[PlannedOpDef]) -> None:
+    op = reference()
+    # It may have been given back.
+    if isinstance(op, PlannedOpDef):
+        read_kernels(op)
+
+
+def watch(op: PlannedOpDef) -> None:
+    """Read the op's kernels into its plan, now and whenever they change."""
+    op._backend_fns = _Functions(op)
+    op._disabled_kernel = _Disabled(op)
+    read_kernels(op)
+
+
+def unwatch(op: custom_ops.CustomOpDef) -> None:
+    """Give the op plain tables again."""
+    op._backend_fns = dict(op._backend_fns)
+    op._disabled_kernel = set(op._disabled_kernel)
+
+
+def pytorch_kernel(overload: OpOverload, key: str, module: str) -> Any:
+    """Return PyTorch's own kernel of a custom op at this key; None: it is somebody else's."""
+    schema = overload._schema
+    kernel = _core.python_kernel(schema.name, schema.overload_name, key)
+    return kernel if getattr(kernel, "__module__", None) == module else None
+
+
+def read_kernels(op: PlannedOpDef) -> None:
+    """Tell the plan what the kernel of each device calls."""
+    if op._plan is None:
+        return
+    for name in list(op._backend_fns):
+        key = "CompositeExplicitAutograd" if name is None else _C._dispatch_key_for_device(name)
+        kernel = pytorch_kernel(op._opoverload, key, custom_ops.__name__)
+        variables = _closure(kernel)
+        if "device_type" not in variables:
+            continue
+        function = _function(op, name, variables["device_type"])
+        if name in op._functions:
+            op._plan.set_function(name, function)
+        else:
+            op._add_kernel("backend", key, function, name)
+        op._functions[name] = function
+
+
+def _function(op: PlannedOpDef, name: str | None, looked_up: str | None) -> Callable[..., Any]:
+    functions = op._backend_fns
+    # register_kernel's wrapper, which asks if it is enabled.
+    wrapper = functions[name]
+    inner = getattr(wrapper, "__wrapped__", wrapper)
+    variables = _closure(inner)
+    if (
+        name == looked_up
+        and name not in op._disabled_kernel
+        and getattr(inner, "__module__", None) == custom_ops.__name__
+        and variables.keys() == {"device_type", "fn", "self"}
+        and variables["device_type"] == name
+    ):
+        return variables["fn"]
+
+    def as_pytorch(*args: Any, **kwargs: Any) -> Any:
+        return functions[looked_up](*args, **kwargs)
+
+    return as_pytorch
+
+
+def _closure(function: Any) -> dict[str, Any]:
+    names = getattr(getattr(function, "__code__", None), "co_freevars", ())
+    cells = getattr(function, "__closure__", None) or ()
+    return {name: cell.cell_contents for name, cell in zip(names, cells, strict=True)}
