@@ -37,6 +37,17 @@ def test_hotop_is_pytorch(stored: int) -> None:
 
 
 @needs_hotop
+def test_an_op_that_is_accelerated_and_given_back_is_pytorchs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HOTOP_TWIN_FACTORY", "twin_existing:custom_op")  # the workers read it
+    master = seeds.seed(41)
+    totals = run_campaign(800, master)
+    assert totals.counts["switches"] > 20, totals.counts
+    assert not totals.failures, f"master seed {master}\n{words(totals.failures)}"
+
+
+@needs_hotop
 @pytest.mark.parametrize("spoil", sorted(SPOILS))
 def test_a_broken_hotop_is_found(spoil: str, spoiled_runs: dict) -> None:
     assert spoiled_runs[spoil] > 0, f"{spoil}: not found"

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._library.custom_ops import CustomOpDef
 from torch._ops import OpOverload
 
 import hotop
@@ -23,6 +24,14 @@ def custom_op(name: str, fn: Callable | None = None, /, **options: Any) -> Any:
 def _accelerated(op: Any) -> Any:
     hotop.accelerate(op)
     return op
+
+
+def switch(op: CustomOpDef) -> None:
+    """Accelerate an op, or give it back."""
+    if type(op) is CustomOpDef:
+        hotop.accelerate(op)
+    else:
+        hotop.restore(op)
 
 
 def roads(op: Callable, *args: Any, **kwargs: Any) -> tuple[str, str]:

@@ -89,7 +89,7 @@ def read_kernels(op: PlannedOpDef) -> None:
         variables = _closure(kernel)
         if "device_type" not in variables:
             continue
-        function = _function(op, name, variables["device_type"])
+        function = _function(op, variables["device_type"])
         if name in op._functions:
             op._plan.set_function(name, function)
         else:
@@ -97,25 +97,17 @@ def read_kernels(op: PlannedOpDef) -> None:
         op._functions[name] = function
 
 
-def _function(op: PlannedOpDef, name: str | None, looked_up: str | None) -> Callable[..., Any]:
+def _function(op: PlannedOpDef, looked_up: str | None) -> Callable[..., Any]:
     functions = op._backend_fns
+    if looked_up not in functions:
+        return lambda *args, **kwargs: functions[looked_up]  # raises PyTorch's KeyError
     # register_kernel's wrapper, which asks if it is enabled.
-    wrapper = functions[name]
+    wrapper = functions[looked_up]
     inner = getattr(wrapper, "__wrapped__", wrapper)
     variables = _closure(inner)
-    if (
-        name == looked_up
-        and name not in op._disabled_kernel
-        and getattr(inner, "__module__", None) == custom_ops.__name__
-        and variables.keys() == {"device_type", "fn", "self"}
-        and variables["device_type"] == name
-    ):
-        return variables["fn"]
-
-    def as_pytorch(*args: Any, **kwargs: Any) -> Any:
-        return functions[looked_up](*args, **kwargs)
-
-    return as_pytorch
+    if inner.__module__ != custom_ops.__name__ or variables.keys() != {"device_type", "fn", "self"}:
+        return wrapper
+    return op._init_fn if variables["device_type"] in op._disabled_kernel else variables["fn"]
 
 
 def _closure(function: Any) -> dict[str, Any]:

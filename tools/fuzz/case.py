@@ -22,9 +22,12 @@ from tools.fuzz.situations import Situation
 from tools.fuzz.stage import STAGE, Behaviour, draw_behaviour, in_form, make_kernel
 
 from twin import FACTORY, RIGHT_FACTORY, Twin, differences, left_factory
+from twin_existing import switch
 from twin_observe import NAMESPACES, describe_error, normalise, recorded
 
 STEPS = 120
+# hotop's side is an op of PyTorch's that is accelerated, given back, accelerated again.
+IS_ACCELERATED = FACTORY == "twin_existing:custom_op"
 _MANY = "the kernel returned "
 
 
@@ -170,6 +173,10 @@ class Case:
         return True
 
     def _step(self, step: int) -> None:
+        if IS_ACCELERATED and Random(f"{self.seed}/{step}/switch").random() < 0.08:
+            switch(self.ops[1])
+            self.say(f"{step}: accelerated or given back")
+            self.report.counts["switches"] += 1
         random = Random(f"{self.seed}/{step}")
         if random.random() < 0.06:
             words, change = self.registrations.draw(random)
@@ -236,7 +243,7 @@ class Case:
 
     def _miscount(self, step: int, call: Call, behaviour: Behaviour) -> None:
         """A wrong number of returns corrupts PyTorch's stack: hotop alone must refuse it."""
-        if not FACTORY.startswith("hotop"):
+        if IS_ACCELERATED:
             return  # an accelerated custom_op has PyTorch's own kernels, on all roads but one
         STAGE.behaviour, STAGE.side, STAGE.depth, STAGE.ops = behaviour, 1, 0, self.ops
         behaviour.act, behaviour.produce = "nothing", ("fresh",) * 5
