@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import re
 import threading
 import weakref
 from collections.abc import Iterator
@@ -225,18 +226,25 @@ def test_a_call_further_out_does_not_change_a_conversion(library: torch.library.
     assert isinstance(answers[0], str)
 
 
-@pytest.mark.parametrize("kind", ["float?", "int?", "bool?", "float[]?", "int[]?", "bool[]?"])
-def test_a_rejected_overload_may_ask_a_tensor_for_its_number(
-    kind: str, library: torch.library.Library
+@pytest.mark.parametrize("as_list", [False, True])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("float?", "int?", "bool?", "Scalar?", "SymInt?", "str?", "Device?", "ScalarType?"),
+        *("Layout?", "MemoryFormat?", "Tensor[]", "int[]", "SymInt[]", "float[]", "bool[]"),
+        *("Scalar[]", "int[]?"),
+    ],
+)
+def test_a_rejected_overload_may_enter_a_tensor(
+    kind: str, as_list: bool, library: torch.library.Library
 ) -> None:
     # PyTorch converts `t` for the first overload before it finds that `u` is unknown there.
-    is_list = "[" in kind
-    tensors = "Tensor[]?" if is_list else "Tensor?"
-    name = f"asks_{''.join(c for c in kind if c.isalpha())}{'_list' * is_list}"
-    library.define(f"{name}(Tensor x, *, {kind} t=None, int v=0) -> Tensor")
-    library.define(f"{name}.two(Tensor x, *, {tensors} t=None, int u=0) -> Tensor")
-    library.impl(name, lambda x, t=None, v=0: x + 1, "CPU")
-    library.impl(f"{name}.two", lambda x, t=None, u=0: x + 2, "CPU")
+    tensors = "Tensor[]" if as_list else "Tensor"
+    name = f"asks_{re.sub('[^a-zA-Z]', '_', kind)}_{as_list}"
+    library.define(f"{name}(Tensor x, *, {kind} t, int v=0) -> Tensor")
+    library.define(f"{name}.two(Tensor x, *, {tensors} t, int u=0) -> Tensor")
+    library.impl(name, lambda x, t, v=0: x + 1, "CPU")
+    library.impl(f"{name}.two", lambda x, t, u=0: x + 2, "CPU")
     packet = getattr(torch.ops.attacked, name)
     calls: list[str] = []
 
@@ -251,7 +259,7 @@ def test_a_rejected_overload_may_ask_a_tensor_for_its_number(
         calls.clear()
         with Log():
             try:
-                result = str(packet(torch.ones(1), t=[value] if is_list else value, u=1))
+                result = str(packet(torch.ones(1), t=[value] if as_list else value, u=1))
             except Exception as error:
                 result = f"{type(error).__name__}: {error}"
         return [*calls, result]

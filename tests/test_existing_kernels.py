@@ -1,7 +1,10 @@
 """The kernels of a ``custom_op`` change around its acceleration: PyTorch chooses what is called."""
 
-import contextlib
+import gc
 import itertools
+import sys
+import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -120,7 +123,79 @@ def disabled_of_a_list(switch: Switch) -> Iterator[list[float]]:
         yield answers(op)
 
 
+def overridden(switch: Switch) -> Iterator[list[float]]:
+    op = make()
+    op.register_kernel("cpu")(adds(2))
+    switch(op)
+    library = torch.library.Library("kernels", "IMPL")
+    library.impl(op._name, adds(100), "CPU", allow_override=True)
+    switch(op)
+    yield answers(op)
+    op.register_kernel("cpu")(adds(3))
+    yield answers(op)
+    disabled = op.set_kernel_enabled("cpu", False)
+    disabled.__enter__()
+    library._destroy()
+    switch(op)
+    yield answers(op)
+    disabled.__exit__(None, None, None)
+    yield answers(op)
+
+
+def gradient_times(number: int) -> Callable[..., Tensor]:
+    return lambda ctx, grad: grad * number
+
+
+def formulas(switch: Switch) -> Iterator[list[float]]:
+    op = make()
+    x = torch.ones(1, requires_grad=True)
+
+    def gradient(result: Tensor) -> list[float]:
+        return torch.autograd.grad(result, x)[0].tolist()
+
+    older = op.register_autograd
+    op.register_autograd(gradient_times(2))
+    switch(op)
+    yield gradient(op(x))
+    older(gradient_times(3))
+    yield gradient(op(x))
+    switch(op)
+    CustomOpDef.register_autograd(op, gradient_times(4))
+    yield gradient(op(x))
+    waiting = op(x)  # PyTorch asks for the formula in the backward
+    switch(op)
+    op.register_autograd(gradient_times(5))
+    switch(op)
+    yield gradient(waiting)
+
+
+def autocast_rules(switch: Switch) -> Iterator[list[float]]:
+    op = make()
+    older = op.register_autocast
+    op.register_autocast("cpu", torch.bfloat16)
+    kernel = op.register_autocast("cpu", torch.float16)  # not registered: there is a rule
+    switch(op)
+
+    def dtype() -> list[float]:
+        with torch.autocast("cpu"):
+            return [
+                float(op(torch.ones(1)).dtype.itemsize),
+                torch.finfo(op(torch.ones(1)).dtype).max,
+            ]
+
+    yield dtype()
+    library = torch.library.Library("kernels", "IMPL")
+    library.impl(op._name, kernel, "AutocastCPU", with_keyset=True, allow_override=True)
+    switch(op)
+    yield dtype()
+    library._destroy()
+    switch(op)
+    older("cpu", torch.float16)
+    yield dtype()
+
+
 PROGRAMS = (
+    *(overridden, formulas, autocast_rules),
     *(later_kernel, list_of_devices, later_list_of_devices),
     *(old_decorator, disabled, disabled_of_a_list),
 )
@@ -147,16 +222,59 @@ def test_the_answers_are_pytorchs(program: Callable[[Switch], Iterator[list[floa
             assert list(program(switch_at(set(points)))) == by_pytorch, points
 
 
+@pytest.mark.parametrize("recorded", [False, True])
+def test_an_op_that_is_defined_again_can_go(recorded: bool) -> None:
+    op = make()
+    name, overload = op._qualname, op._opoverload
+    hotop.accelerate(op)
+    op(torch.ones(1, requires_grad=recorded))
+    again = torch.library.custom_op(name, op._init_fn, mutates_args=())
+    assert type(op) is CustomOpDef
+    assert not hasattr(overload, "_hotop_plan")
+    gone = weakref.ref(op)
+    del op, overload
+    gc.collect()
+    assert gone() is None
+    assert again(torch.zeros(1)).item() == 1
+
+
+def test_threads_that_register_while_others_accelerate() -> None:
+    op = make()
+    stop = threading.Event()
+    wrong: list[Any] = []
+
+    def switches() -> None:
+        while not stop.is_set():
+            twin_existing.switch(op)
+
+    thread = threading.Thread(target=switches)
+    thread.start()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for number in range(2, 300):
+            op.register_kernel("cpu")(adds(number))
+            wrong += [number] * (op(torch.zeros(1)).item() != number)
+            with op.set_kernel_enabled("cpu", False):
+                wrong += [-number] * (op(torch.zeros(1)).item() != 1)
+    finally:
+        sys.setswitchinterval(interval)
+        stop.set()
+        thread.join()
+    assert not wrong
+
+
 def test_an_ordinary_kernel_is_called_directly() -> None:
     op = make()
     with op.set_kernel_enabled("cpu", False):
         hotop.accelerate(op)
-    kernel = adds(2)
+    callers = []
+
+    def kernel(x: Tensor) -> Tensor:
+        callers.append(sys._getframe(1).f_code.co_filename)
+        return x + 2
+
     op.register_kernel("cpu")(kernel)
+    op(torch.zeros(1))
     assert hotop.explain(op, torch.zeros(1)).direct
-    assert op._functions == {None: op._init_fn, "cpu": kernel}
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(op.set_kernel_enabled("cpu", False))
-        hotop.restore(op)
-    assert type(op._backend_fns) is dict
-    assert type(op._disabled_kernel) is set
+    assert callers == [__file__]

@@ -104,7 +104,18 @@ def test_refuses_where_nothing_would_be_installed(script: str, monkeypatch) -> N
         patch.setattr(run, "entry_points", lambda **_: [])
         assert "entry point for PyTorch is not installed" in refused(script)
     monkeypatch.setenv("HOTOP_DISABLE", "1")
-    assert "HOTOP_DISABLE is set" in plan(script).note
+    done = start("-c", "import torch")
+    assert done.stderr == "hotop is switched off by HOTOP_DISABLE; the program runs without it\n"
+
+
+def test_a_file_that_cannot_be_looked_at_is_said_so() -> None:
+    name = "a" * 300 + ".py"
+    done = start(name)
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        f"hotop run: can't open file {name!r}: [Errno 36] File name too long, and no program on "
+        "PATH has this name"
+    ]
 
 
 def executable(path: Path, *lines: str) -> Path:

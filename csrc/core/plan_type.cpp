@@ -160,6 +160,12 @@ PyObject* plan_set_formula(PyObject* self, PyObject* args) {
   Py_RETURN_NONE;
 }
 
+// forget_backward(): the nodes of this plan ask PyTorch's own backward from now on.
+PyObject* plan_forget_backward(PyObject* self, PyObject*) {
+  const PyRef formula = std::move(plan_of(self).backward);
+  Py_RETURN_NONE;
+}
+
 // make_formula_by(make): make() calls set_formula if such calls can be made directly.
 PyObject* plan_make_formula_by(PyObject* self, PyObject* make) {
   plan_of(self).make_formula = PyRef::borrow(make);
@@ -192,6 +198,7 @@ PyMethodDef plan_methods[] = {
     {"set_function", plan_set_function, METH_VARARGS, nullptr},
     {"make_formula_by", plan_make_formula_by, METH_O, nullptr},
     {"set_formula", plan_set_formula, METH_VARARGS, nullptr},
+    {"forget_backward", plan_forget_backward, METH_NOARGS, nullptr},
     {"retire", plan_retire, METH_NOARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };

@@ -33,23 +33,38 @@ bool may_take(const Plan& plan, PyObject* const* args, Py_ssize_t nargs, PyObjec
   return true;
 }
 
-bool asks_for_number(const Argument& argument, PyObject* value) {
-  const bool number =
-      argument.kind == Kind::Int || argument.kind == Kind::Float || argument.kind == Kind::Bool;
-  return number && is_tensor(value);
+// True when PyTorch's conversion of a value to this type may enter a Tensor: for its number, or to
+// iterate over it.
+bool may_enter_tensor(const Argument& argument, PyObject* value) {
+  switch (argument.kind) {
+    case Kind::Tensor:
+    case Kind::Scalar:
+    case Kind::Str:
+    case Kind::Device:
+      return false;
+    default:
+      break;
+  }
+  if (is_tensor(value)) return true;
+  if (argument.kind == Kind::TensorList || argument.kind == Kind::OptionalTensorList) return false;
+  if (!PyList_Check(value) && !PyTuple_Check(value)) return false;
+  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(value); ++i) {
+    if (is_tensor(PySequence_Fast_GET_ITEM(value, i))) return true;
+  }
+  return false;
 }
 
-// True when PyTorch, before it refuses the call for this overload, asks a Tensor for its number:
-// kernels run, and an error of theirs ends the whole call.
+// True when PyTorch may enter a Tensor before it refuses the call for this overload: kernels run,
+// and an error of theirs ends the whole call.
 bool refusal_is_seen(const Plan& plan, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
   const Py_ssize_t keywords = kwnames == nullptr ? 0 : PyTuple_GET_SIZE(kwnames);
   if (nargs + keywords > static_cast<Py_ssize_t>(plan.arguments.size())) return false;
   for (Py_ssize_t i = 0; i < std::min<Py_ssize_t>(nargs, plan.positional_count); ++i) {
-    if (asks_for_number(plan.arguments[i], args[i])) return true;
+    if (may_enter_tensor(plan.arguments[i], args[i])) return true;
   }
   for (Py_ssize_t k = 0; k < keywords; ++k) {
     for (const Argument& argument : plan.arguments) {
-      if (asks_for_number(argument, args[nargs + k]) &&
+      if (may_enter_tensor(argument, args[nargs + k]) &&
           PyUnicode_Compare(argument.name.get(), PyTuple_GET_ITEM(kwnames, k)) == 0) {
         return true;
       }

@@ -6,47 +6,22 @@ dict. Identity and hash stay.
 
 from __future__ import annotations
 
-import functools
-import os
-import threading
+import weakref
 from collections.abc import Callable
 from types import MethodType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 from torch import _C
-from torch._library import custom_ops
+from torch._library import custom_ops, utils
 from torch._ops import OpOverload, OpOverloadPacket
 
 from hotop import _core
 from hotop._handles import itself, reduce_overload, reduce_packet
-from hotop._op_kernels import pytorch_kernel, unwatch, watch
+from hotop._lock import locked
+from hotop._op_kernels import closure, pytorch_kernel, watch
 from hotop._planned_op import PlannedOpDef, take_name
 
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
 SLOT = _core.SLOT_NAME
-
-# One thread at a time changes what is accelerated; calls do not ask.
-LOCK = threading.RLock()
-
-
-def _fresh_lock() -> None:
-    global LOCK
-    LOCK = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_fresh_lock)
-
-
-def locked(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Run a function while no other thread changes what is accelerated."""
-
-    @functools.wraps(function)
-    def run(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        with LOCK:
-            return function(*args, **kwargs)
-
-    return run
 
 
 # As in hotop._op: __call__ is for Dynamo and inspect; CPython calls the C++ routine.
@@ -75,6 +50,12 @@ class AcceleratedPacket(OpOverloadPacket):
 class AcceleratedOpDef(PlannedOpDef):
     __doc__ = custom_ops.CustomOpDef.__doc__
     __call__ = custom_ops.CustomOpDef.__call__
+
+    # A formula may come by a bound register_autograd that is older than the acceleration.
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name in ("_backward_fn", "_setup_context_fn"):
+            self._read_formula()
 
 
 for _cls in (AcceleratedOverload, AcceleratedPacket, AcceleratedOpDef):
@@ -189,7 +170,10 @@ def prepare_packet(packet: OpOverloadPacket[Any, Any]) -> None:
         if not isinstance(overload, AcceleratedOverload):
             break
         make_plan(overload)
-    bind_packet(packet, first_call=False)
+    if _planned_overloads(packet):
+        bind_packet(packet, first_call=False)
+    else:  # a predicate wanted none of them
+        restore_packet(packet)
 
 
 def prepare(what: Any) -> None:
@@ -214,6 +198,7 @@ def accelerate_op(op: custom_ops.CustomOpDef) -> None:
     if plan is None:
         return
     _read_registrations(op, overload)
+    _retire_with_definition(op)
     accelerate_overload(overload, plan)
     if not isinstance(overload._overloadpacket, AcceleratedPacket):
         accelerate_packet(overload._overloadpacket)
@@ -232,15 +217,48 @@ def _read_registrations(op: AcceleratedOpDef, overload: OpOverload) -> None:
         if pytorch_kernel(overload, key, custom_ops_module) is not None:
             op._add_kernel(role, key)
             op._selects_backend |= role == "backend_select"
-    for device_type, dtype in op._autocast_dtype.items():
+    for device_type in op._autocast_dtype:
         key = "Autocast" + _C._dispatch_key_for_device(device_type)
-        if dtype is not None and pytorch_kernel(overload, key, custom_ops_module) is not None:
-            op._add_kernel("autocast", key, dtype, device_type)
+        rule = closure(pytorch_kernel(overload, key, custom_ops_module))
+        if rule.get("device_type") == device_type and "cast_inputs" in rule:
+            op._add_kernel("autocast", key, rule["cast_inputs"], device_type)
     watch(op)
+
+
+def _retire_with_definition(op: custom_ops.CustomOpDef) -> None:
+    """Give the op back to PyTorch when its definition is replaced or removed."""
+    if op.__dict__.setdefault("_hotop_retires", False):
+        return
+    op.__dict__["_hotop_retires"] = True
+    reference = weakref.ref(op)
+
+    @locked
+    def retire() -> None:
+        op = reference()
+        if isinstance(op, AcceleratedOpDef):
+            if op._plan is not None:
+                op._plan.retire()
+            release(op._opoverload, op)
+
+    op._lib._registration_handles.append(utils.RegistrationHandle(retire))
+
+
+def release(overload: OpOverload, op: custom_ops.CustomOpDef | None) -> None:
+    """Give an overload and its op back to PyTorch, and its packet if it was the last of it."""
+    if isinstance(op, AcceleratedOpDef):
+        restore_op(op)
+    restore_overload(overload)
+    packet = overload._overloadpacket
+    if any(isinstance(value, AcceleratedOverload) for value in list(vars(packet).values())):
+        bind_packet(packet)
+    else:
+        restore_packet(packet)
 
 
 def restore_overload(overload: OpOverload) -> None:
     """Give an overload back to PyTorch."""
+    if SLOT not in overload.__dict__:
+        return
     overload.__class__ = OpOverload
     for name in (SLOT, "_hotop_plan", "_hotop_direct"):
         overload.__dict__.pop(name, None)
@@ -248,15 +266,19 @@ def restore_overload(overload: OpOverload) -> None:
 
 def restore_packet(packet: OpOverloadPacket[Any, Any]) -> None:
     """Give a packet back to PyTorch."""
+    if SLOT not in packet.__dict__:
+        return
     packet.__class__ = OpOverloadPacket
     packet.__dict__.pop(SLOT, None)
 
 
 def restore_op(op: custom_ops.CustomOpDef) -> None:
     """Give a ``CustomOpDef`` back to PyTorch, its overload and packet apart."""
+    plan = op.__dict__.get("_plan")
+    if plan is not None:
+        plan.forget_backward()  # nodes that wait for their backward ask PyTorch's
     op.__class__ = custom_ops.CustomOpDef
-    unwatch(op)
-    for name in (SLOT, "_plan", "_functions", "_selects_backend", "_node_type"):
+    for name in (SLOT, "_plan", "_kernels", "_selects_backend", "_node_type"):
         op.__dict__.pop(name, None)
 
 

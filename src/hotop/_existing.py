@@ -17,11 +17,10 @@ from torch.library import _defs
 
 from hotop import _accelerated, _core
 from hotop._accelerated import (
-    AcceleratedOpDef,
     AcceleratedOverload,
     AcceleratedPacket,
-    locked,
 )
+from hotop._lock import locked
 from hotop._rules import LEFT, RULES, Predicate
 
 logger = logging.getLogger("hotop")
@@ -140,13 +139,12 @@ def _packet_is_covered(packet: OpOverloadPacket[Any, Any]) -> bool:
 
 def _is_covered(packet: OpOverloadPacket[Any, Any], name: str) -> bool:
     overload = packet.__dict__.get(name or "default")
-    if overload is None:
-        if INSTALLED and f"{packet._qualified_op_name}.{name}".rstrip(".") in _defs:
-            return True
-        # A predicate must see it.
-        if len(RULES.predicates) > len(INSTALLED):
-            overload = getattr(packet, name or "default", None)
-    return isinstance(overload, OpOverload) and RULES.cover(overload)
+    if overload is not None:
+        return RULES.cover(overload)
+    if INSTALLED and f"{packet._qualified_op_name}.{name}".rstrip(".") in _defs:
+        return True
+    # Perhaps: a predicate will see it in the packet's first call.
+    return len(RULES.predicates) > len(INSTALLED)
 
 
 INSTALLED: list[Predicate] = []  # install()'s own rule, while it is active
@@ -220,8 +218,9 @@ def accelerate(what: Any) -> None:
         for overload in overloads:
             if cover_overload(overload):
                 RULES.add_object(overload)
-        for packet in found:
-            if isinstance(packet, OpOverloadPacket):
+        for one in found:
+            packet = one._overloadpacket if isinstance(one, OpOverload) else one
+            if isinstance(one, OpOverloadPacket) or _packet_is_covered(packet):
                 cover_packet(packet)
 
 
@@ -312,20 +311,11 @@ def _give_back() -> None:
     for packet in _packets():
         accelerated = any(isinstance(o, AcceleratedOverload) for o in _overloads(packet))
         if not accelerated and not _packet_is_covered(packet):
-            _restore_packet(packet)
+            _accelerated.restore_packet(packet)
 
 
 def _restore(overload: OpOverload) -> None:
     ACCELERATED.discard(overload)
     if not isinstance(overload, AcceleratedOverload):
         return
-    op = _op_of(overload)
-    if isinstance(op, AcceleratedOpDef):
-        _accelerated.restore_op(op)
-    _accelerated.restore_overload(overload)
-    _restore_packet(overload._overloadpacket)
-
-
-def _restore_packet(packet: OpOverloadPacket[Any, Any]) -> None:
-    if isinstance(packet, AcceleratedPacket):
-        _accelerated.restore_packet(packet)
+    _accelerated.release(overload, _op_of(overload))

@@ -9,8 +9,8 @@ from torch._library import custom_ops
 from torch._ops import OpOverload
 
 from hotop import _existing
-from hotop._accelerated import locked
 from hotop._existing import logger
+from hotop._lock import locked
 from hotop._op import OpDef
 from hotop._rules import LEFT
 

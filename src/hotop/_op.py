@@ -88,6 +88,17 @@ class OpDef(_core.CallSlot, PlannedOpDef):
         # PyTorch destroys these handles when the definition goes.
         self._lib._registration_handles.append(utils.RegistrationHandle(self._retire))
 
+    def register_autograd(
+        self,
+        backward: Callable[..., Any],
+        /,
+        *,
+        setup_context: Callable[..., Any] | None = None,
+    ) -> None:
+        """Register a backward formula; see :func:`torch.library.register_autograd`."""
+        super().register_autograd(backward, setup_context=setup_context)
+        self._read_formula()
+
     def register_kernel(
         self,
         device_types: custom_ops.device_types_t,
@@ -108,7 +119,7 @@ class OpDef(_core.CallSlot, PlannedOpDef):
             for name in names:
                 is_new = name not in self._backend_fns
                 register_checked(name)(self._with_arity_check(fn))
-                self._functions[name] = fn
+                self._kernels[name] = fn
                 if is_new:
                     key = (
                         "CompositeExplicitAutograd"
@@ -148,11 +159,11 @@ class OpDef(_core.CallSlot, PlannedOpDef):
             self._refresh(device_type)
 
     def _refresh(self, device_type: str | None) -> None:
-        if self._plan is None or device_type not in self._functions:
+        if self._plan is None or device_type not in self._kernels:
             return
         # The table of disabled kernels is made after the first registrations.
         disabled = device_type in getattr(self, "_disabled_kernel", ())
-        function = self._init_fn if disabled else self._functions[device_type]
+        function = self._init_fn if disabled else self._kernels[device_type]
         self._plan.set_function(device_type, function)
 
     def _retire(self) -> None:

@@ -17,6 +17,7 @@ from torch._library import custom_ops
 from torch._ops import OpOverload
 
 from hotop import _core
+from hotop._lock import locked
 from hotop._planned_op import PlannedOpDef
 
 
@@ -52,6 +53,7 @@ class _Disabled(set[str]):
         _read_again(self._op)
 
 
+@locked
 def _read_again(reference: weakref.ref[PlannedOpDef]) -> None:
     op = reference()
     # It may have been given back.
@@ -60,16 +62,28 @@ def _read_again(reference: weakref.ref[PlannedOpDef]) -> None:
 
 
 def watch(op: PlannedOpDef) -> None:
-    """Read the op's kernels into its plan, now and whenever they change."""
-    op._backend_fns = _Functions(op)
-    op._disabled_kernel = _Disabled(op)
+    """Read the op's kernels into its plan, now and whenever they change.
+
+    The tables stay when the op is given back: a thread may be on its way into them.
+    """
+    if not isinstance(op._backend_fns, _Functions):
+        _exchange_tables(op)
     read_kernels(op)
 
 
-def unwatch(op: custom_ops.CustomOpDef) -> None:
-    """Give the op plain tables again."""
-    op._backend_fns = dict(op._backend_fns)
-    op._disabled_kernel = set(op._disabled_kernel)
+def _exchange_tables(op: PlannedOpDef) -> None:
+    functions, disabled = _Functions(op), _Disabled(op)
+    copied_functions, copied_disabled = dict(functions), set(disabled)
+    old_functions, op._backend_fns = op._backend_fns, functions
+    old_disabled, op._disabled_kernel = op._disabled_kernel, disabled
+    # What another thread wrote to the old ones since.
+    for name, function in old_functions.items():
+        if copied_functions.get(name) is not function:
+            functions[name] = function
+    for device_type in old_disabled - copied_disabled:
+        disabled.add(device_type)
+    for device_type in copied_disabled - old_disabled:
+        disabled.discard(device_type)
 
 
 def pytorch_kernel(overload: OpOverload, key: str, module: str) -> Any:
@@ -81,20 +95,25 @@ def pytorch_kernel(overload: OpOverload, key: str, module: str) -> Any:
 
 def read_kernels(op: PlannedOpDef) -> None:
     """Tell the plan what the kernel of each device calls."""
-    if op._plan is None:
+    plan = op._plan
+    if plan is None:
         return
     for name in list(op._backend_fns):
-        key = "CompositeExplicitAutograd" if name is None else _C._dispatch_key_for_device(name)
-        kernel = pytorch_kernel(op._opoverload, key, custom_ops.__name__)
-        variables = _closure(kernel)
-        if "device_type" not in variables:
+        # An override may stand before a kernel just now.
+        kernel = op._kernels.get(name)
+        is_new = kernel is None
+        if is_new:
+            key = "CompositeExplicitAutograd" if name is None else _C._dispatch_key_for_device(name)
+            kernel = pytorch_kernel(op._opoverload, key, custom_ops.__name__)
+        variables = closure(kernel)
+        if kernel is None or "device_type" not in variables:
             continue
         function = _function(op, variables["device_type"])
-        if name in op._functions:
-            op._plan.set_function(name, function)
+        if is_new:
+            op._kernels[name] = kernel
+            plan.add_kernel("backend", key, function, name)
         else:
-            op._add_kernel("backend", key, function, name)
-        op._functions[name] = function
+            plan.set_function(name, function)
 
 
 def _function(op: PlannedOpDef, looked_up: str | None) -> Callable[..., Any]:
@@ -104,13 +123,15 @@ def _function(op: PlannedOpDef, looked_up: str | None) -> Callable[..., Any]:
     # register_kernel's wrapper, which asks if it is enabled.
     wrapper = functions[looked_up]
     inner = getattr(wrapper, "__wrapped__", wrapper)
-    variables = _closure(inner)
-    if inner.__module__ != custom_ops.__name__ or variables.keys() != {"device_type", "fn", "self"}:
+    variables = closure(inner)
+    module = getattr(inner, "__module__", None)
+    if module != custom_ops.__name__ or variables.keys() != {"device_type", "fn", "self"}:
         return wrapper
     return op._init_fn if variables["device_type"] in op._disabled_kernel else variables["fn"]
 
 
-def _closure(function: Any) -> dict[str, Any]:
+def closure(function: Any) -> dict[str, Any]:
+    """Return the variables that a function closes over."""
     names = getattr(getattr(function, "__code__", None), "co_freevars", ())
     cells = getattr(function, "__closure__", None) or ()
     return {name: cell.cell_contents for name, cell in zip(names, cells, strict=True)}

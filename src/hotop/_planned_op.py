@@ -12,6 +12,7 @@ from torch._library import autograd, custom_ops, utils
 from torch._ops import OpOverload
 
 from hotop import _core
+from hotop._lock import locked
 from hotop._versions import formula_of, generated_function
 
 
@@ -58,7 +59,8 @@ class PlannedOpDef(custom_ops.CustomOpDef):
     def _begin_plan(self) -> None:
         # Declared here: an annotation of the class would be the op's, to functools.wraps.
         self._plan: _core.Plan | None = None
-        self._functions: dict[str | None, Callable[..., Any]] = {}
+        # By device: the function of an op of hotop's, PyTorch's kernel of an accelerated one.
+        self._kernels: dict[str | None, Callable[..., Any]] = {}
         self._selects_backend = False
         self._node_type: type | None = None
 
@@ -149,20 +151,15 @@ class PlannedOpDef(custom_ops.CustomOpDef):
             {"__module__": pytorch_node_type.__module__, "_hotop_plan": self._plan},
         )
         _core.add_node_methods(self._node_type)
-        self._plan.set_formula(self._node_type, self._setup_context_fn, self._backward_fn)
+        self._read_formula()
 
-    def register_autograd(
-        self,
-        backward: Callable[..., Any],
-        /,
-        *,
-        setup_context: Callable[..., Any] | None = None,
-    ) -> None:
-        """Register a backward formula; see :func:`torch.library.register_autograd`."""
-        super().register_autograd(backward, setup_context=setup_context)
-        if self._node_type is not None and self._plan is not None:
-            self._plan.set_formula(self._node_type, setup_context, backward)
+    def _read_formula(self) -> None:
+        """Tell the plan the formula that ``register_autograd`` has noted."""
+        node_type = self.__dict__.get("_node_type")
+        if node_type is not None and self._plan is not None:
+            self._plan.set_formula(node_type, self._setup_context_fn, self._backward_fn)
 
+    @locked
     def register_autocast(self, device_type: str, cast_inputs: torch.dtype) -> Any:
         """Register an autocast rule; see :func:`torch.library.register_autocast`."""
         is_new = getattr(self, "_autocast_dtype", {}).get(device_type) is None

@@ -79,7 +79,7 @@ def report() -> Report:
     """
     if _load.CORE is None:
         return Report(left={"everything": _load.PROBLEM})
-    from hotop import _accelerated, _existing, _rules
+    from hotop import _existing, _lock, _rules
     from hotop._op import OpDef
 
     found: dict[Any, tuple[Any, str]] = {}
@@ -87,7 +87,7 @@ def report() -> Report:
     for op in [reference() for reference in custom_ops.OPDEFS.valuerefs()]:
         if isinstance(op, OpDef) and op._plan is not None:
             found[op._opoverload] = (op._plan, "custom_op")
-    with _accelerated.LOCK:
+    with _lock.LOCK:
         accelerated, left = list(_existing.ACCELERATED), dict(_rules.LEFT)
     for overload in accelerated:
         plan = overload.__dict__.get("_hotop_plan")  # None: not called

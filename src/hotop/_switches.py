@@ -68,8 +68,8 @@ def accelerate(what: Any) -> None:
         what: A ``CustomOpDef``, an ``OpOverload``, an ``OpOverloadPacket``, the name of an
             operator (``"aten::add"``) or of a namespace (``"aten"``, also ``torch.ops.aten``), or a
             predicate that is asked about overloads. A namespace and a predicate also cover
-            overloads that are first looked up later. What is accelerated already is said so by a
-            warning of the logger ``hotop``.
+            overloads that are first looked up later. The same request a second time is a warning
+            of the logger ``hotop``.
 
     Raises:
         ValueError: There is no such operator or namespace.
@@ -85,9 +85,10 @@ def restore(what: Any = None) -> None:
     """Give operators back to PyTorch: undo :func:`accelerate`.
 
     Args:
-        what: What ``accelerate`` took, or an operator that a namespace, a predicate or
-            :func:`hotop.install` covers. What another request covers too stays covered. None:
-            everything, :func:`hotop.install` included.
+        what: A namespace or predicate that ``accelerate`` took: what another request covers stays
+            covered. An operator: it is given back whatever covers it. None: everything, and
+            :func:`hotop.install` is undone too (ops that ``custom_op`` made meanwhile stay
+            hotop's).
 
     Raises:
         ValueError: It is not accelerated, or does not exist.

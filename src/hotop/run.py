@@ -14,6 +14,7 @@ import re
 import shlex
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -140,11 +141,8 @@ def make_plan(words: Sequence[str], options: Sequence[str]) -> Plan | None:
     if not rest:
         raise Refusal(f"no program to run is given; {USAGE}")
     _check_autoload()
-    note = ""
-    if os.environ.get("HOTOP_DISABLE", "0") not in ("", "0"):
-        note = "HOTOP_DISABLE is set, so the program runs without hotop"
     file, arguments, remark = _target(rest, list(options))
-    return Plan(file, arguments, settings, note or remark)
+    return Plan(file, arguments, settings, remark)
 
 
 def _namespaces(value: str) -> str:
@@ -185,18 +183,24 @@ def _target(rest: list[str], options: list[str]) -> tuple[str, list[str], str]:
     if word.startswith("-"):
         raise Refusal(f"unknown option {word}; {USAGE}")
     path = Path(word)
+    mode, has_main, error = 0, False, "[Errno 2] No such file or directory"
+    try:
+        mode = path.stat().st_mode
+        has_main = stat.S_ISDIR(mode) and (path / "__main__.py").is_file()
+    except OSError as problem:
+        error = f"[Errno {problem.errno}] {problem.strerror}"
     # A pipe is a file too: /dev/stdin, a shell's <(...).
-    is_file = path.exists() and not path.is_dir()
-    if is_file or (path / "__main__.py").is_file():
+    is_file = mode != 0 and not stat.S_ISDIR(mode)
+    if is_file or has_main:
         if path.is_file() and os.access(path, os.X_OK) and not _may_be_python(path):
             return str(path.absolute()), rest, _remark(word, word)
         return sys.executable, python + rest, ""
     found, own = _program(word)
     if found is None:
-        if path.is_dir():
+        if stat.S_ISDIR(mode):
             raise Refusal(f"can't find '__main__' module in {word!r}", 1)
         by_path = "" if os.sep in word else ", and no program on PATH has this name"
-        raise Refusal(f"can't open file {word!r}: [Errno 2] No such file or directory{by_path}")
+        raise Refusal(f"can't open file {word!r}: {error}{by_path}")
     if own and _is_this_python(own[0]):
         return sys.executable, [*python, *own[1:], found, *rest[1:]], ""
     return found, rest, _remark(word, own[0] if own else found)
@@ -205,10 +209,8 @@ def _target(rest: list[str], options: list[str]) -> tuple[str, list[str], str]:
 def _remark(word: str, python: str) -> str:
     if not _PYTHON.fullmatch(Path(python).name) or _is_this_python(python):
         return ""
-    return (
-        f"{word} runs with another Python, {python}; nothing is accelerated unless that one has "
-        "hotop too"
-    )
+    which = "is another Python" if word == python else f"runs with another Python, {python}"
+    return f"{word} {which}; nothing is accelerated unless that one has hotop too"
 
 
 def _program(name: str) -> tuple[str | None, list[str]]:
