@@ -227,7 +227,7 @@ def _read_registrations(op: AcceleratedOpDef, overload: OpOverload) -> None:
 
 def _retire_with_definition(op: custom_ops.CustomOpDef) -> None:
     """Give the op back to PyTorch when its definition is replaced or removed."""
-    if op.__dict__.setdefault("_hotop_retires", False):
+    if "_hotop_retires" in op.__dict__:
         return
     op.__dict__["_hotop_retires"] = True
     reference = weakref.ref(op)
