@@ -213,3 +213,24 @@ def test_every_split_between_positions_and_keywords(name: str) -> None:
             return args[:keep], {**dict(reversed(named.items())), **kwargs}
 
         assert not isinstance(both(op, split)[0], str)
+
+
+def test_exceptions_of_cpp() -> None:
+    # c10's own, and one of the standard library (std::length_error), which PyTorch 2.13 and 2.15
+    # make into different exceptions of Python.
+    raising: list[tuple[Any, tuple[Any, ...]]] = [
+        (ops.select.int, (x(), 5, 0)),
+        (ops.bitwise_not.default, (x(),)),
+        (ops.mm.default, (x(), x())),
+        (ops.convolution_overrideable.default, (x(), x(), None, [1], [0], [1], False, [0], 1)),
+        (
+            ops._batch_norm_with_update.default,
+            (torch.ones(()), None, None, torch.ones(1), torch.ones(1), 0.1, 1e-5),
+        ),
+    ]
+    before = [answer(op, args, {}) for op, args in raising]
+    assert all(isinstance(error, tuple) and len(error) == 3 for error in before), before
+    hotop.accelerate("aten")
+    for (op, args), expected in zip(raising, before, strict=True):
+        assert hotop.explain(op, *args).road == "boxed"
+        assert answer(op, args, {}) == expected

@@ -47,7 +47,14 @@ def imports(path: Path) -> set[str]:
     return {name for name in found if name.split(".")[0] == "hotop"}
 
 
-KNOW_THE_CORE = ("_op.py", "_planned_op.py", "_accelerated.py", "_existing.py", "_stamp.py")
+KNOW_THE_CORE = (
+    "_op.py",
+    "_planned_op.py",
+    "_accelerated.py",
+    "_existing.py",
+    "_op_kernels.py",
+    "_stamp.py",
+)
 
 
 def test_layers() -> None:

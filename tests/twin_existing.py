@@ -22,6 +22,8 @@ def custom_op(name: str, fn: Callable | None = None, /, **options: Any) -> Any:
 
 
 def _accelerated(op: Any) -> Any:
+    if hasattr(op._opoverload, "_enable_pyobj_dispatch"):  # as twin.left_factory
+        op._opoverload._enable_pyobj_dispatch(False)
     hotop.accelerate(op)
     return op
 

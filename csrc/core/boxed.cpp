@@ -264,7 +264,6 @@ void call_without_gil(const c10::OperatorHandle& handle, Held* held) {
   PyEval_RestoreThread(thread);
 }
 
-// Errors are translated by the translators that PyTorch's own binding uses.
 PyObject* call_dispatcher(const Plan& plan, Held* held) try {
   for (const int position : plan.tensor_positions) held->kept.push_back(held->stack[position]);
   const c10::OperatorHandle handle = plan.handle;
@@ -282,7 +281,7 @@ PyObject* call_dispatcher(const Plan& plan, Held* held) try {
 } catch (abi::__forced_unwind&) {
   throw;
 } catch (...) {
-  py::detail::try_translate_exceptions();
+  set_entry_error();
   return nullptr;
 }
 

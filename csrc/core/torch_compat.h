@@ -6,6 +6,7 @@
 
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/forward_grad.h>
 #include <torch/csrc/autograd/python_function.h>
@@ -98,6 +99,24 @@ void with_entry_warnings(Action action) {
 #else
   action();
 #endif
+}
+
+// In a catch block: sets the Python error that the entry makes of the exception. 2.13's leaves that
+// to pybind11's translators; 2.15's makes a RuntimeError of most standard exceptions.
+inline void set_entry_error() {
+#ifdef HOTOP_TORCH_2_15
+  try {
+    throw;
+  } catch (py::error_already_set&) {
+  } catch (py::builtin_exception&) {
+  } catch (torch::jit::JITException&) {
+  } catch (const std::exception&) {
+    torch::translate_exception_to_python(std::current_exception());
+    return;
+  } catch (...) {
+  }
+#endif
+  py::detail::try_translate_exceptions();
 }
 
 // The torch function modes of a thread, the innermost last.
