@@ -32,6 +32,8 @@ TESTS = {
         "tests/test_recorded_attack.py",
         "tests/test_twin_autograd.py",
         "tests/test_existing.py",
+        "tests/test_existing_kernels.py",
+        "tests/test_rules.py",
         "tests/test_existing_attack.py",
         "tests/test_install.py",
         "tests/test_odd_classes.py",
