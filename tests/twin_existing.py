@@ -7,7 +7,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch._library.custom_ops import CustomOpDef
 from torch._ops import OpOverload
 
@@ -15,15 +14,11 @@ import hotop
 
 
 def custom_op(name: str, fn: Callable | None = None, /, **options: Any) -> Any:
-    made = torch.library.custom_op(name, fn, **options)
+    from twin import left_factory  # which may be importing this module
+
     if fn is None:
-        return lambda function: _accelerated(made(function))
-    return _accelerated(made)
-
-
-def _accelerated(op: Any) -> Any:
-    if hasattr(op._opoverload, "_enable_pyobj_dispatch"):  # as twin.left_factory
-        op._opoverload._enable_pyobj_dispatch(False)
+        return lambda function: custom_op(name, function, **options)
+    op = left_factory(name, fn, **options)
     hotop.accelerate(op)
     return op
 

@@ -249,10 +249,15 @@ def release(overload: OpOverload, op: custom_ops.CustomOpDef | None) -> None:
         restore_op(op)
     restore_overload(overload)
     packet = overload._overloadpacket
-    if any(isinstance(value, AcceleratedOverload) for value in list(vars(packet).values())):
+    if has_accelerated(packet):
         bind_packet(packet)
     else:
         restore_packet(packet)
+
+
+def has_accelerated(packet: OpOverloadPacket[Any, Any]) -> bool:
+    """Return whether an overload of the packet is accelerated."""
+    return any(isinstance(value, AcceleratedOverload) for value in list(vars(packet).values()))
 
 
 def restore_overload(overload: OpOverload) -> None:

@@ -36,13 +36,12 @@ def _namespaces() -> Iterator[types.ModuleType]:
             yield value
 
 
-def _packets(namespace: str | None = None) -> Iterator[OpOverloadPacket[Any, Any]]:
+def _packets() -> Iterator[OpOverloadPacket[Any, Any]]:
     """Yield the packets that were looked up until now."""
     for module in _namespaces():
-        if namespace is None or module.name == namespace:
-            for value in list(vars(module).values()):
-                if isinstance(value, OpOverloadPacket):
-                    yield value
+        for value in list(vars(module).values()):
+            if isinstance(value, OpOverloadPacket):
+                yield value
 
 
 def _overloads(packet: OpOverloadPacket[Any, Any]) -> list[OpOverload]:
@@ -309,8 +308,7 @@ def _give_back() -> None:
             _restore(overload)
     # Packets of which no overload was looked up, or none is accelerated any more.
     for packet in _packets():
-        accelerated = any(isinstance(o, AcceleratedOverload) for o in _overloads(packet))
-        if not accelerated and not _packet_is_covered(packet):
+        if not _accelerated.has_accelerated(packet) and not _packet_is_covered(packet):
             _accelerated.restore_packet(packet)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from typing import Any
 
@@ -51,8 +52,9 @@ def install() -> bool:
     )
     for name, reason in sorted(LEFT.items()):
         logger.info("left %s: %s", name, reason)
-    for overload in sorted(covered, key=str):
-        logger.debug("accelerated %s", overload)
+    if logger.isEnabledFor(logging.DEBUG):
+        for overload in sorted(covered, key=str):
+            logger.debug("accelerated %s", overload)
     return True
 
 

@@ -14,7 +14,7 @@ from torch._ops import OpOverload, OpOverloadPacket, TorchBindOpOverload, _OpNam
 
 from hotop import _core
 from hotop._handles import find_overload, find_packet, itself, reduce_overload, reduce_packet
-from hotop._planned_op import PlannedOpDef, find_op, take_name
+from hotop._planned_op import PlannedOpDef, backend_key, find_op, take_name
 
 
 class _Successor:
@@ -121,12 +121,7 @@ class OpDef(_core.CallSlot, PlannedOpDef):
                 register_checked(name)(self._with_arity_check(fn))
                 self._kernels[name] = fn
                 if is_new:
-                    key = (
-                        "CompositeExplicitAutograd"
-                        if name is None
-                        else _C._dispatch_key_for_device(name)
-                    )
-                    self._add_kernel("backend", key, fn, name)
+                    self._add_kernel("backend", backend_key(name), fn, name)
                 self._refresh(name)
             return fn
 

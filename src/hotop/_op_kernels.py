@@ -12,13 +12,12 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from torch import _C
 from torch._library import custom_ops
 from torch._ops import OpOverload
 
 from hotop import _core
 from hotop._lock import locked
-from hotop._planned_op import PlannedOpDef
+from hotop._planned_op import PlannedOpDef, backend_key
 
 
 class _Functions(dict[str | None, Callable[..., Any]]):
@@ -103,7 +102,7 @@ def read_kernels(op: PlannedOpDef) -> None:
         kernel = op._kernels.get(name)
         is_new = kernel is None
         if is_new:
-            key = "CompositeExplicitAutograd" if name is None else _C._dispatch_key_for_device(name)
+            key = backend_key(name)
             kernel = pytorch_kernel(op._opoverload, key, custom_ops.__name__)
         variables = closure(kernel)
         if kernel is None or "device_type" not in variables:

@@ -37,6 +37,13 @@ def find_op(qualified_name: str) -> PlannedOpDef:
     return op
 
 
+def backend_key(device_type: str | None) -> str:
+    """Return the dispatch key of a device type's kernel, or of the kernel for all devices."""
+    if device_type is None:
+        return "CompositeExplicitAutograd"
+    return _C._dispatch_key_for_device(device_type)
+
+
 def take_name(cls: type) -> None:
     """Name a class of hotop as the class of PyTorch that it stands for: error texts tell it."""
     theirs = next(c for c in cls.__mro__ if c.__module__.startswith("torch."))

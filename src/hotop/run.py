@@ -192,7 +192,7 @@ def _target(rest: list[str], options: list[str]) -> tuple[str, list[str], str]:
     # A pipe is a file too: /dev/stdin, a shell's <(...).
     is_file = mode != 0 and not stat.S_ISDIR(mode)
     if is_file or has_main:
-        if path.is_file() and os.access(path, os.X_OK) and not _may_be_python(path):
+        if stat.S_ISREG(mode) and os.access(path, os.X_OK) and not _may_be_python(path):
             return str(path.absolute()), rest, _remark(word, word)
         return sys.executable, python + rest, ""
     found, own = _program(word)

@@ -22,13 +22,15 @@ def wrong_number_of_gradients(found: Found) -> bool:
     texts = [side.get("backward error", side.get("error")) for side in (found.left, found.right)]
     if not all(isinstance(text, dict) for text in texts):
         return False
+    if not all("error.text" in line for line in found.lines):
+        return False
     if "forward input was not a Variable" in texts[0]["text"]:
         return "incorrect number of gradients" in texts[1]["text"]
     left, right = (re.findall(r"expected (\d+), got (\d+)", t["text"]) for t in texts)
     if len(left) != 1 or len(right) != 1:
         return False
     one_more = [int(a) - int(b) for a, b in zip(left[0], right[0], strict=True)]
-    return one_more == [1, 1] and all("error.text" in line for line in found.lines)
+    return one_more == [1, 1]
 
 
 def keyword_self(found: Found) -> bool:
