@@ -4,6 +4,7 @@ import gc
 import inspect
 import sys
 import threading
+import time
 import warnings
 import weakref
 
@@ -82,7 +83,7 @@ def test_twin_in_python_counts_and_chooses_alike():
         table(torch.ones(3, 4))
         table(torch.ones(2, 4), mode="x")
         rows.append((fast.calls, other.calls, table.hits, table.misses, table._choice_count()))
-    assert rows[0] == rows[1] == (2, 3, 5, 2, 2)
+    assert rows[0] == rows[1] == (2, 2, 4, 3, 2)
 
 
 def test_table_of_many_choices():
@@ -189,7 +190,8 @@ def test_bucket_is_measured_on_its_own_sizes():
 
     with tuning():
         f(torch.randn(5, 2), torch.randn(10))
-    assert set(seen) == {((8, 2), (16,))}
+    assert seen[0] == ((5, 2), (10,)), "checked on the call's sizes, the bucket's smallest ones too"
+    assert set(seen[1:]) == {((8, 2), (16,))}
     f(torch.randn(6, 2), torch.randn(12))
     assert f.hits + f.misses == 1
 
@@ -238,7 +240,9 @@ def test_other_threads_tune_too_and_stop_with_the_block():
 
     def work(size):
         try:
-            for _ in range(50):
+            end = time.monotonic() + 60
+            # While another thread measures, a call gets the default.
+            while f._choice_count() < 4 and time.monotonic() < end:
                 f(torch.ones(size))
         except BaseException as error:
             errors.append(error)

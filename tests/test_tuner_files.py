@@ -13,7 +13,7 @@ import torch
 
 import hotop
 from hotop.__main__ import main
-from hotop.tuner import BrokenTable, _store, stats, tuning
+from hotop.tuner import BrokenTable, _devices, _store, stats, tuning
 from tuner_cases import make, tagged
 
 CPU = torch.device("cpu")
@@ -29,11 +29,11 @@ def own_directory(tmp_path, monkeypatch):
 
 def choice(n, tactic="fast", at=1.0):
     key = [4, "float32[2]@cpu", f"int {n}", 'str "a,b"', "None"]
-    return _store.Choice(key, tactic, 1.0, 2.0, {tactic: 1.0}, {}, at)
+    return _store.Choice(key, tactic, 1.0, 2.0, _store.versions(""), {tactic: 1.0}, {}, at)
 
 
 def table(*choices, name="t::files", signature="s"):
-    made = _store.Table(_store.describe_device(CPU))
+    made = _store.Table(_devices.describe(CPU))
     for one in choices:
         made.add(name, signature, one)
     return made
@@ -80,17 +80,17 @@ def test_own_path_and_load(tmp_path):
     f(torch.ones(2))
     assert f.hits == 1
     document = json.loads(path.read_text())
-    assert (document["format"], document["version"]) == ("hotop-tuner", 1)
-    assert document["device"] == _store.describe_device(CPU)
+    assert (document["format"], document["version"]) == ("hotop-tuner", 2)
+    assert document["device"] == _devices.describe(CPU)
 
 
 BROKEN = {
     "empty": "",
     "not json": "{",
-    "no device": '{"format": "hotop-tuner", "version": 1, "ops": {}}',
-    "bad op": '{"format": "hotop-tuner", "version": 1, "device": {"type": "cpu", "name": "x"},'
+    "no device": '{"format": "hotop-tuner", "version": 2, "ops": {}}',
+    "bad op": '{"format": "hotop-tuner", "version": 2, "device": {"type": "cpu", "name": "x"},'
     ' "ops": {"a": 3}}',
-    "bad choice": '{"format": "hotop-tuner", "version": 1, "device": {"type": "cpu", "name": "x"},'
+    "bad choice": '{"format": "hotop-tuner", "version": 2, "device": {"type": "cpu", "name": "x"},'
     ' "ops": {"a": {"signature": "", "choices": [{"key": 1}]}}}',
     "bytes": b"\xff\xfe\x00",
 }
@@ -99,7 +99,7 @@ BROKEN = {
 FOREIGN = {
     "a list": "[]",
     "other": '{"format": "other"}',
-    "newer": '{"format": "hotop-tuner", "version": 2}',
+    "newer": '{"format": "hotop-tuner", "version": 3}',
 }
 
 
@@ -167,7 +167,7 @@ def test_file_of_another_device(tmp_path):
 def test_choices_that_make_no_sense_are_reported(key, tmp_path):
     f, slow = make("t::files", tactics={"fast": tagged("fast")})
     good = choice(1)
-    bad = _store.Choice(key, "fast", 1.0, 2.0, {}, {}, 1.0)
+    bad = _store.Choice(key, "fast", 1.0, 2.0, _store.versions(""), {}, {}, 1.0)
     path = tmp_path / "file.json"
     path.write_text(table(bad, good, signature=f.signature).to_json())
     with pytest.warns(RuntimeWarning, match="does not fit this version"):
@@ -202,7 +202,9 @@ def test_later_choice_wins_a_merge():
     for first, second in ((old, new), (new, old)):
         merged = table(first)
         merged.merge(table(second, choice(2)))
-        tactics = {c.key[2]: c.tactic for c in merged.choices_of("t::files", "s")}
+        tactics = {
+            c.key[2]: c.tactic for c in merged.choices_of("t::files", "s", _store.versions(""))
+        }
         assert tactics == {"int 1": "new", "int 2": "fast"}
 
 
@@ -220,7 +222,7 @@ def test_processes_merge_under_the_lock(tmp_path):
     for worker in workers:
         worker.join()
         assert worker.exitcode == 0
-    assert len(_store.read(path).choices_of("t::files", "s")) == 30
+    assert len(_store.read(path).choices_of("t::files", "s", _store.versions(""))) == 30
     assert sorted(p.name for p in tmp_path.iterdir()) == ["shared.json", "shared.json.lock"]
 
 

@@ -11,7 +11,7 @@ import torch
 
 import hotop
 from hotop.__main__ import main
-from hotop.tuner import BrokenTable, _store, tuning
+from hotop.tuner import BrokenTable, _devices, _store, tuning
 from tuner_cases import make, tagged
 
 CPU = torch.device("cpu")
@@ -31,14 +31,15 @@ def document(**changes):
         "tactic": "fast",
         "median_us": 1.0,
         "default_us": None,
+        "versions": _store.versions(""),
         "tried": {"fast": 1.0},
         "rejected": {},
         "measured_at": 1.0,
     }
     return {
         "format": "hotop-tuner",
-        "version": 1,
-        "device": _store.describe_device(CPU),
+        "version": 2,
+        "device": _devices.describe(CPU),
         "ops": {"t::hostile": {"signature": "s", "choices": [{**entry, **changes}]}},
     }
 
@@ -68,6 +69,8 @@ HOSTILE = {
             ("rejected", {"slow": 1}),
             ("tactic", None),
             ("key", []),
+            ("versions", {"torch": 2}),
+            ("versions", []),
             ("extra", 1),
         ]
     },
@@ -94,7 +97,7 @@ def test_duplicate_choices_and_parts_keep_the_later():
     text = document()
     text["ops"]["t::hostile"]["choices"] = [two["ops"]["t::hostile"]["choices"][0], one]
     table = _store.read(place(json.dumps(text)))
-    assert [c.tactic for c in table.choices_of("t::hostile", "s")] == ["x"]
+    assert [c.tactic for c in table.choices_of("t::hostile", "s", _store.versions(""))] == ["x"]
 
 
 def test_directory_in_the_place_of_a_file_stays(tmp_path, capsys):

@@ -24,10 +24,10 @@ def own_directory(tmp_path, monkeypatch):
     ("bucket", "pairs"),
     [
         (exact(), {0: 0, 1: 1, 7: 7}),
-        (exact(cap=5), {4: 4, 5: 5, 6: 5}),
+        (exact(cap=5), {4: 4, 5: 5, 6: 10}),
         (power_of_two(), {0: 0, 1: 1, 2: 2, 3: 4, 4: 4, 5: 8, 1025: 2048}),
-        (power_of_two(cap=100), {64: 64, 65: 100, 1000: 100}),
-        (listed(1, 8, 64), {0: 1, 1: 1, 2: 8, 8: 8, 9: 64, 65: 64}),
+        (power_of_two(cap=100), {64: 64, 65: 100, 101: 200, 1000: 200}),
+        (listed(1, 8, 64), {0: 1, 1: 1, 2: 8, 8: 8, 9: 64, 65: 128}),
     ],
 )
 def test_buckets(bucket, pairs):

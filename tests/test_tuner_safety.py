@@ -11,7 +11,8 @@ import torch.fx.experimental.proxy_tensor
 from torch import Tensor
 
 import hotop
-from hotop.tuner import Tactic, _key, _session, power_of_two, tunable, tuning
+from hotop.tuner import Tactic, _session, power_of_two, tunable, tuning
+from hotop.tuner._stand_in import representative
 from tuner_cases import make, tagged
 
 needs_core = pytest.mark.skipif(not hotop.is_native(), reason="about the C++ core")
@@ -159,21 +160,14 @@ def test_stand_ins_have_the_key_of_the_call(shape, way):
         "expand": lambda: torch.randn(1, shape[1]).expand(shape),
     }[way]()
     f, _ = make("s::stand", dims={"x": {0: power_of_two(cap=8)}})
-    (stand_in,) = _key.representative(f._parameters[:1], [x])
+    (stand_in,) = representative(f._parameters[:1], [x])
     assert f._key_words((stand_in,), {}) == f._key_words((x,), {})
     assert torch.equal(stand_in[: x.shape[0]], x[: stand_in.shape[0]])
 
 
-def test_strided_bucket_of_one_element_is_not_tuned():
-    f, _ = make("s::one", dims={"x": {0: power_of_two(cap=1)}}, tactics={"b": tagged("b")})
-    with pytest.warns(RuntimeWarning, match="not tuned"), tuning():
-        f(torch.ones(4)[::2])
-    assert f._choice_count() == 0
-
-
 def test_lists_are_measured_on_the_buckets_sizes():
     f, _ = make("s::list", dims={"x": {0: power_of_two()}})
-    (stand_in,) = _key.representative(f._parameters[:1], [[torch.ones(3), torch.ones(5)]])
+    (stand_in,) = representative(f._parameters[:1], [[torch.ones(3), torch.ones(5)]])
     assert [len(x) for x in stand_in] == [4, 8]
 
 

@@ -54,13 +54,91 @@ constexpr c10::DispatchKeySet kOpaque({
     c10::DispatchKey::Negative,
     c10::DispatchKey::ZeroTensor,
     c10::DispatchKey::NestedTensor,
+    c10::DispatchKey::Quantized,
     c10::DispatchKey::Python,
     c10::DispatchKey::Functionalize,
     c10::DispatchKey::FuncTorchGradWrapper,
     c10::DispatchKey::FuncTorchBatched,
 });
 
-HOTOP_INLINE Keyed add_tensor(const KeyedParameter& parameter, Key* key, PyObject* value) {
+// The Tensors of a call whose tactics change some of them: overlaps matter.
+struct Touched {
+  static constexpr int kMost = Key::kMaxWords / 2;
+  struct Span {
+    const c10::TensorImpl* impl;
+    uintptr_t begin;
+    uintptr_t end;
+    bool mutated;
+    bool exact;
+  };
+  Span spans[kMost];
+  int count = 0;
+  bool too_many = false;
+
+  HOTOP_COLD void add(const c10::TensorImpl* impl, uintptr_t begin, bool mutated) {
+    if (count == kMost) {
+      too_many = true;
+      return;
+    }
+    const auto item = static_cast<int64_t>(impl->itemsize());
+    const int dimensions = static_cast<int>(impl->sizes().size());
+    int64_t extent = 1;
+    bool exact = false;
+    for (int i = 0; i < dimensions; ++i) {
+      const int64_t size = impl->sizes()[i];
+      extent = size == 0 || extent == 0 ? 0 : extent + (size - 1) * impl->strides()[i];
+      const uint8_t kind =
+          stride_class(i, impl->sizes().data(), impl->strides().data(), dimensions, item);
+      exact |= mutated && kind >= kStrideOther && kind < kStrideDense;
+    }
+    if (begin == 0) extent = 0;
+    spans[count++] = {impl, begin, begin + static_cast<uintptr_t>(extent * item), mutated, exact};
+  }
+
+  // What classes of strides do not say where memory is changed: exact sizes and strides, distances.
+  HOTOP_COLD void close(Key* key) {
+    const auto overlap = [&](int i, int j) {
+      const Span& a = spans[i];
+      const Span& b = spans[j];
+      return (a.mutated || b.mutated) && a.begin < b.end && b.begin < a.end;
+    };
+    for (int i = 0; i < count; ++i) {
+      for (int j = 0; j < i; ++j) {
+        if (overlap(i, j)) spans[i].exact = spans[j].exact = true;
+      }
+    }
+    for (int i = 0; i < count; ++i) {
+      if (!spans[i].exact) continue;
+      key->add(tagged(KeyTag::Exact, static_cast<uint64_t>(i)));
+      for (const int64_t size : spans[i].impl->sizes()) key->add(static_cast<uint64_t>(size));
+      for (const int64_t stride : spans[i].impl->strides()) key->add(static_cast<uint64_t>(stride));
+    }
+    for (int i = 0; i < count; ++i) {
+      for (int j = 0; j < i; ++j) {
+        if (!overlap(i, j)) continue;
+        key->add(tagged(KeyTag::Overlap, static_cast<uint64_t>(j) | static_cast<uint64_t>(i) << 8));
+        key->add(static_cast<uint64_t>(spans[i].begin - spans[j].begin));
+      }
+    }
+  }
+};
+
+// Classes of the strides behind the sizes, eight to a word.
+HOTOP_COLD void add_strides(Key* key, const c10::TensorImpl* impl) {
+  const int dimensions = static_cast<int>(impl->sizes().size());
+  uint64_t word = 0;
+  for (int i = 0; i < dimensions; ++i) {
+    const auto kind = stride_class(i, impl->sizes().data(), impl->strides().data(), dimensions,
+                                   static_cast<int64_t>(impl->itemsize()));
+    word |= static_cast<uint64_t>(kind) << 8 * (i % 8);
+    if (i % 8 != 7 && i + 1 != dimensions) continue;
+    key->add(word);
+    word = 0;
+  }
+}
+
+HOTOP_INLINE Keyed add_tensor(const KeyedParameter& parameter, Key* key, Touched* touched,
+                              PyObject* value) {
   const c10::TensorImpl* impl = THPVariable_Unpack(value).unsafeGetTensorImpl();
   if (HOTOP_UNLIKELY(impl->key_set().has_any(kOpaque) || impl->has_symbolic_sizes_strides() ||
                      impl->layout() != c10::kStrided)) {
@@ -68,18 +146,32 @@ HOTOP_INLINE Keyed add_tensor(const KeyedParameter& parameter, Key* key, PyObjec
   }
   key->any_autograd_meta |= impl->autograd_meta() != nullptr;
   const auto sizes = impl->sizes();
+  const auto strides = impl->strides();
   const auto device = impl->device();
   const int dimensions = static_cast<int>(sizes.size());
   if (key->device_type <= 0) key->device_type = static_cast<int>(device.type());
-  if (HOTOP_UNLIKELY(dimensions >= Key::kMaxWords - key->count)) {
+  if (HOTOP_UNLIKELY(dimensions >= Key::kMaxWords - key->count || dimensions > 64)) {
     key->too_long = true;
     return Keyed::No;
   }
-  key->words[key->count] =
-      tensor_word(static_cast<int>(c10::typeMetaToScalarType(impl->dtype())), dimensions,
-                  impl->is_contiguous(), static_cast<int>(device.type()), device.index());
   uint64_t* const words = key->words + key->count + 1;
-  for (int i = 0; i < dimensions; ++i) words[i] = static_cast<uint64_t>(sizes[i]);
+  int64_t dense = 1;
+  bool packed = true;
+  for (int i = dimensions; --i >= 0;) {
+    words[i] = static_cast<uint64_t>(sizes[i]);
+    packed &= strides[i] == dense;
+    dense *= sizes[i] == 0 ? 1 : sizes[i];
+  }
+  uintptr_t address = 0;
+  if (HOTOP_LIKELY(impl->has_storage())) {
+    address = reinterpret_cast<uintptr_t>(impl->unsafe_storage().data());
+    if (HOTOP_LIKELY(address != 0)) {
+      address += static_cast<uintptr_t>(impl->storage_offset()) * impl->itemsize();
+    }
+  }
+  key->words[key->count] =
+      tensor_word(static_cast<int>(c10::typeMetaToScalarType(impl->dtype())), dimensions, packed,
+                  address % 16 == 0, static_cast<int>(device.type()), device.index());
   key->count += dimensions + 1;
   for (const BucketRule& rule : parameter.rules) {
     const int64_t at = rule.dimension < 0 ? rule.dimension + dimensions : rule.dimension;
@@ -87,11 +179,14 @@ HOTOP_INLINE Keyed add_tensor(const KeyedParameter& parameter, Key* key, PyObjec
     words[at] = rule.kind == BucketRule::Left ? ~uint64_t{0}
                                               : static_cast<uint64_t>(rule.bucket(sizes[at]));
   }
+  if (HOTOP_UNLIKELY(!packed)) add_strides(key, impl);
+  if (HOTOP_UNLIKELY(touched != nullptr)) touched->add(impl, address, parameter.mutated);
   return Keyed::Yes;
 }
 
-Keyed add_value(Tactics& tactics, const KeyedParameter& parameter, Key* key, PyObject* value) {
-  if (HOTOP_LIKELY(is_exact_tensor(value))) return add_tensor(parameter, key, value);
+Keyed add_value(Tactics& tactics, const KeyedParameter& parameter, Key* key, Touched* touched,
+                PyObject* value) {
+  if (HOTOP_LIKELY(is_exact_tensor(value))) return add_tensor(parameter, key, touched, value);
   if (value == Py_None) {
     key->add(tagged(KeyTag::None));
   } else if (PyBool_Check(value)) {
@@ -115,13 +210,13 @@ Keyed add_value(Tactics& tactics, const KeyedParameter& parameter, Key* key, PyO
     for (Py_ssize_t i = 0; i < size; ++i) {
       PyObject* element = PySequence_Fast_GET_ITEM(value, i);
       if (PyList_Check(element) || PyTuple_Check(element)) return Keyed::No;
-      const Keyed keyed = add_value(tactics, parameter, key, element);
+      const Keyed keyed = add_value(tactics, parameter, key, touched, element);
       if (keyed != Keyed::Yes || key->too_long) return keyed == Keyed::Error ? keyed : Keyed::No;
     }
   } else if (PyUnicode_CheckExact(value)) {
     return add_object(tactics, key, value);
   } else {
-    return is_tensor(value) ? add_tensor(parameter, key, value) : add_object(tactics, key, value);
+    return add_object(tactics, key, value);
   }
   return Keyed::Yes;
 }
@@ -197,6 +292,8 @@ HOTOP_INLINE Keyed make_key(Tunable* self, PyObject* const* args, Py_ssize_t nar
   if (nargs > count) return Keyed::No;
   Py_ssize_t keywords_left = kwnames == nullptr ? 0 : PyTuple_GET_SIZE(kwnames);
   key->add(tagged(KeyTag::List, static_cast<uint64_t>(count)));
+  Touched touched;
+  Touched* const watched = HOTOP_UNLIKELY(tactics.mutates) ? &touched : nullptr;
   for (Py_ssize_t i = 0; i < count; ++i) {
     const KeyedParameter& parameter = tactics.parameters[i];
     PyObject* value = i < nargs ? args[i] : nullptr;
@@ -221,8 +318,12 @@ HOTOP_INLINE Keyed make_key(Tunable* self, PyObject* const* args, Py_ssize_t nar
       key->add(*allowed);
       continue;
     }
-    const Keyed keyed = add_value(tactics, parameter, key, value);
+    const Keyed keyed = add_value(tactics, parameter, key, watched, value);
     if (HOTOP_UNLIKELY(keyed != Keyed::Yes)) return keyed;
+  }
+  if (HOTOP_UNLIKELY(watched != nullptr)) {
+    if (touched.too_many) return Keyed::No;
+    touched.close(key);
   }
   if (HOTOP_UNLIKELY(key->any_autograd_meta) && records_grad(args, nargs, kwnames)) {
     return Keyed::No;
@@ -259,6 +360,22 @@ HOTOP_COLD PyRef ask_python(Tunable* self, const char* name, PyObject* const* ar
                                           positional.get(), keywords.get()));
 }
 
+// The number of the tactic for a call whose choice has to be asked whether it applies; -1 with an
+// error set.
+HOTOP_COLD int asked(Tunable* self, int tactic, PyObject* const* args, Py_ssize_t nargs,
+                     PyObject* kwnames) {
+  auto positional = pack_positional(args, nargs);
+  auto keywords = pack_keywords(args + nargs, kwnames);
+  if (!positional || !keywords) return -1;
+  auto answer = PyRef::steal(PyObject_CallMethod(reinterpret_cast<PyObject*>(self), "_asked", "iOO",
+                                                 tactic, positional.get(), keywords.get()));
+  if (!answer) return -1;
+  const long found = PyLong_AsLong(answer.get());
+  if (found == -1 && PyErr_Occurred()) return -1;
+  ++(found == tactic ? self->tactics->hits : self->tactics->misses);
+  return static_cast<int>(found);
+}
+
 // The number of the tactic for a call that the table does not know; -1 with an error set.
 HOTOP_COLD int miss(Tunable* self, const Key& key, bool keyed, uint64_t allowed,
                     PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
@@ -277,6 +394,7 @@ HOTOP_COLD int miss(Tunable* self, const Key& key, bool keyed, uint64_t allowed,
   if (keyed) {
     const auto* choice = tactics.table.find(key);
     if (choice != nullptr && choice->tuned) {
+      if (choice->ask) return asked(self, choice->tactic, args, nargs, kwnames);
       ++tactics.hits;
       return choice->tactic;
     }
@@ -319,7 +437,12 @@ PyObject* call_tunable(PyObject* object, PyObject* const* args, size_t nargsf,
   int tactic;
   if (HOTOP_LIKELY(choice != nullptr)) {
     tactic = choice->tactic;
-    ++(choice->tuned ? tactics.hits : tactics.misses);
+    if (HOTOP_UNLIKELY(choice->ask)) {
+      tactic = asked(self, tactic, args, nargs, kwnames);
+      if (tactic < 0) return nullptr;
+    } else {
+      ++(choice->tuned ? tactics.hits : tactics.misses);
+    }
   } else {
     tactic = miss(self, key, keyed == Keyed::Yes, allowed, args, nargs, kwnames);
     if (tactic < 0) return nullptr;

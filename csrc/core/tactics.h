@@ -15,6 +15,7 @@ struct Tactics {
   std::vector<KeyedParameter> parameters;
   std::vector<PyRef> functions;  // 0: the default
   int choice_parameter = -1;     // the str that names the allowed backends
+  bool mutates = false;          // a parameter is changed
   ChoiceTable table;
   uint64_t loaded_devices = 0;  // bit per device type: its file was read
   int64_t hits = 0;

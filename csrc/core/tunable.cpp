@@ -51,7 +51,7 @@ bool read_rules(PyObject* list, std::vector<BucketRule>* rules) {
 }
 
 // Tunable(parameters, choice_parameter, default): parameters as (name, required, default, ignored,
-// rules), rules as (dimension, kind, cap, sizes).
+// mutated, rules), rules as (dimension, kind, cap, sizes).
 int tunable_init(PyObject* object, PyObject* args, PyObject*) {
   auto* self = reinterpret_cast<Tunable*>(object);
   PyObject* parameters = nullptr;
@@ -67,8 +67,9 @@ int tunable_init(PyObject* object, PyObject* args, PyObject*) {
     PyObject* rules = nullptr;
     int required = 0;
     int ignored = 0;
-    if (!PyArg_ParseTuple(PyList_GET_ITEM(parameters, i), "UpOpO!", &name, &required,
-                          &default_value, &ignored, &PyList_Type, &rules)) {
+    int mutated = 0;
+    if (!PyArg_ParseTuple(PyList_GET_ITEM(parameters, i), "UpOppO!", &name, &required,
+                          &default_value, &ignored, &mutated, &PyList_Type, &rules)) {
       return -1;
     }
     KeyedParameter parameter;
@@ -77,6 +78,8 @@ int tunable_init(PyObject* object, PyObject* args, PyObject*) {
     parameter.name = PyRef::steal(name);
     if (!required) parameter.default_value = PyRef::borrow(default_value);
     parameter.ignored = ignored != 0;
+    parameter.mutated = mutated != 0;
+    tactics->mutates |= parameter.mutated;
     if (!read_rules(rules, &parameter.rules)) return -1;
     tactics->parameters.push_back(std::move(parameter));
   }
@@ -197,13 +200,15 @@ bool read_key(PyObject* object, Key* key) {
   return fits;
 }
 
-// _set_choice(words, tactic): this tactic won for this key.
+// _set_choice(words, tactic, ask=False): this tactic won for this key; with `ask`, `_asked` says
+// whether it serves a call.
 PyObject* set_choice(PyObject* object, PyObject* arguments) {
   Tactics* tactics = tactics_of(object);
   PyObject* words = nullptr;
   int tactic = 0;
+  int ask = 0;
   Key key;
-  if (tactics == nullptr || !PyArg_ParseTuple(arguments, "Oi", &words, &tactic) ||
+  if (tactics == nullptr || !PyArg_ParseTuple(arguments, "Oi|p", &words, &tactic, &ask) ||
       !read_key(words, &key)) {
     return nullptr;
   }
@@ -211,7 +216,7 @@ PyObject* set_choice(PyObject* object, PyObject* arguments) {
     PyErr_SetString(PyExc_ValueError, "not a tactic of this tunable");
     return nullptr;
   }
-  tactics->table.set(key, static_cast<uint8_t>(tactic), true);
+  tactics->table.set(key, static_cast<uint8_t>(tactic), true, ask != 0);
   Py_RETURN_NONE;
 }
 
@@ -324,20 +329,22 @@ PyObject* use_vectorcall(PyObject*, PyObject* object) {
   Py_RETURN_NONE;
 }
 
-// tensor_word(dtype, dimensions, contiguous, device): a Tensor's first word, for a key from a file.
+// tensor_word(dtype, dimensions, packed, aligned, device): a Tensor's first word, for a key from a
+// file.
 PyObject* make_tensor_word(PyObject*, PyObject* arguments) {
   PyObject* dtype = nullptr;
   PyObject* device = nullptr;
   int dimensions = 0;
-  int contiguous = 0;
-  if (!PyArg_ParseTuple(arguments, "O!ipO!", &THPDtypeType, &dtype, &dimensions, &contiguous,
+  int packed = 0;
+  int aligned = 0;
+  if (!PyArg_ParseTuple(arguments, "O!ippO!", &THPDtypeType, &dtype, &dimensions, &packed, &aligned,
                         &THPDeviceType, &device)) {
     return nullptr;
   }
   const auto where = reinterpret_cast<THPDevice*>(device)->device;
   return PyLong_FromUnsignedLongLong(
       tensor_word(static_cast<int>(reinterpret_cast<THPDtype*>(dtype)->scalar_type), dimensions,
-                  contiguous != 0, static_cast<int>(where.type()), where.index()));
+                  packed != 0, aligned != 0, static_cast<int>(where.type()), where.index()));
 }
 
 }  // namespace

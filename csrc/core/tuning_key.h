@@ -18,9 +18,10 @@ struct BucketRule {
   enum Kind : uint8_t { Exact, PowerOfTwo, Listed, Left };  // Left: follows from other dimensions
   int64_t dimension;                                        // may count from the end
   Kind kind;
-  int64_t cap;                 // sizes above it count as this; negative: none
-  std::vector<int64_t> sizes;  // Listed, ascending: the first that is large enough, or the last
+  int64_t cap;                 // sizes above it share a word of their own; negative: none
+  std::vector<int64_t> sizes;  // Listed, ascending: the first that is large enough
 
+  // The size that stands for this one, or ~cap for those above the last bucket.
   int64_t bucket(int64_t size) const;
 };
 
@@ -29,6 +30,7 @@ struct KeyedParameter {
   PyRef name;
   PyRef default_value;  // null: required
   bool ignored = false;
+  bool mutated = false;
   std::vector<BucketRule> rules;
 };
 
@@ -69,21 +71,41 @@ struct Key {
 };
 
 // The first word of each value's part of a key.
-enum class KeyTag : uint8_t { Tensor = 1, None, Bool, Int, Float, Dtype, Object, List, Allowed };
+enum class KeyTag : uint8_t {
+  Tensor = 1,
+  None,
+  Bool,
+  Int,
+  Float,
+  Dtype,
+  Object,
+  List,
+  Allowed,
+  Exact,    // sizes and strides of a Tensor, as they are
+  Overlap,  // two Tensors in one memory, of which one is changed
+};
 
 constexpr uint64_t tagged(KeyTag tag, uint64_t rest = 0) {
   return static_cast<uint64_t>(tag) | rest << 8;
 }
 
-// Everything of a Tensor that its sizes do not say.
-constexpr uint64_t tensor_word(int dtype, int64_t dimensions, bool contiguous, int device_type,
-                               int device_index) {
-  return tagged(KeyTag::Tensor, static_cast<uint64_t>(dtype & 0xFF) | (contiguous ? 0x100u : 0u) |
+// A Tensor's first word. `packed`: its strides are those of a fresh Tensor of its sizes, also where
+// a size is 1. `aligned`: its data begin at a multiple of 16 bytes.
+constexpr uint64_t tensor_word(int dtype, int64_t dimensions, bool packed, bool aligned,
+                               int device_type, int device_index) {
+  return tagged(KeyTag::Tensor, static_cast<uint64_t>(dtype & 0xFF) | (packed ? 0x100u : 0u) |
                                     static_cast<uint64_t>(dimensions & 0x7F) << 9 |
                                     static_cast<uint64_t>(device_type & 0xFF) << 16 |
                                     static_cast<uint64_t>(static_cast<uint8_t>(device_index))
-                                        << 24);
+                                        << 24 |
+                                    static_cast<uint64_t>(aligned) << 32);
 }
+
+// What a key holds of a stride, one byte; `_layout` has the same rule.
+constexpr uint8_t kStrideOther = 2;    // + 0 to 4: a multiple of 1, 2, 4, 8 or 16 bytes
+constexpr uint8_t kStrideDense = 128;  // + the dimension that this one follows without a gap
+uint8_t stride_class(int dimension, const int64_t* sizes, const int64_t* strides, int dimensions,
+                     int64_t item_size);
 
 // Open addressing; keys are compared whole, so two keys of one hash never share a choice.
 class ChoiceTable {
@@ -93,7 +115,8 @@ class ChoiceTable {
     uint32_t offset;  // of the key's words in the pool
     uint16_t length;  // 0: free
     uint8_t tactic;
-    bool tuned;  // false: only a default that is remembered
+    bool tuned : 1;  // false: only a default that is remembered
+    bool ask : 1;    // the tactic's `applies` has to be asked
   };
 
   HOTOP_INLINE const Choice* find(const Key& key) const {
@@ -109,7 +132,7 @@ class ChoiceTable {
     }
   }
 
-  void set(const Key& key, uint8_t tactic, bool tuned);
+  void set(const Key& key, uint8_t tactic, bool tuned, bool ask = false);
   void clear();
   size_t size() const { return used_; }
   size_t tuned_count() const;

@@ -27,13 +27,41 @@ class Bucket:
         """True when the size follows from other dimensions, so the key does not hold it."""
         return self.kind == _LEFT
 
+    @property
+    def last(self) -> int:
+        """The last bucket's size; -1: there is none."""
+        return self.sizes[-1] if self.kind == _LISTED else self.cap
+
+    def is_above(self, size: int) -> bool:
+        """Return whether a size is above the last bucket."""
+        return 0 <= self.last < size
+
     def __call__(self, size: int) -> int:
-        """Return the size that stands for ``size``."""
+        """Return the size that stands for ``size``: twice the last one above the last bucket."""
+        if self.is_above(size):
+            return 2 * self.last or 1
         if self.kind == _LISTED:
-            return self.sizes[min(bisect_left(self.sizes, size), len(self.sizes) - 1)]
+            return self.sizes[bisect_left(self.sizes, size)]
         if self.kind == _POWER_OF_TWO and 0 < size <= 1 << 62:
             size = 1 << (size - 1).bit_length()
         return min(size, self.cap) if self.cap >= 0 else size
+
+    def smallest(self, size: int) -> int:
+        """Return the smallest size that shares a key with ``size``."""
+        if self.is_above(size):
+            return self.last + 1
+        if self.kind == _LISTED:
+            place = bisect_left(self.sizes, size)
+            return self.sizes[place - 1] + 1 if place else 0
+        if self.kind == _POWER_OF_TWO and size > 2:
+            return (1 << (size - 1).bit_length() - 1) + 1
+        return size
+
+    def text(self, size: int) -> str:
+        """Return what a key says of a size: the bucket's, ``64+`` above 64, ``*`` nothing."""
+        if self.is_left_out:
+            return "*"
+        return f"{self.last}+" if self.is_above(size) else str(self(size))
 
 
 def _checked_cap(cap: int | None) -> int:
@@ -45,17 +73,17 @@ def _checked_cap(cap: int | None) -> int:
 
 
 def exact(cap: int | None = None) -> Bucket:
-    """Every size has its own choice; sizes above ``cap`` share that of ``cap``."""
+    """Every size up to ``cap`` has its own choice; those above share one."""
     return Bucket(_EXACT, _checked_cap(cap))
 
 
 def power_of_two(cap: int | None = None) -> Bucket:
-    """Sizes are rounded up to a power of two, and down to ``cap``."""
+    """Sizes are rounded up to a power of two, at most ``cap``; those above share a choice."""
     return Bucket(_POWER_OF_TWO, _checked_cap(cap))
 
 
 def listed(*sizes: int) -> Bucket:
-    """Sizes are rounded up to the next one listed; above the last they share the last one's.
+    """Sizes are rounded up to the next one listed; those above the last share one choice.
 
     Raises:
         ValueError: No sizes, a negative one, or one not larger than that before it.

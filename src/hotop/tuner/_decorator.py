@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from hotop.tuner._buckets import Bucket
+from hotop.tuner._judge import Check
 from hotop.tuner._key import Parameter
-from hotop.tuner._tunable import Check, Tactic, Tunable
+from hotop.tuner._tunable import Tactic, Tunable
 
 
 def tunable(
@@ -23,18 +24,20 @@ def tunable(
     reference: Callable[..., Any] | None = None,
     rtol: float | None = None,
     atol: float | None = None,
-    mutates_args: Iterable[str] = (),
+    mutates_args: str | Iterable[str] = (),
+    version: str | int = "",
 ) -> Callable[[Callable[..., Any]], Tunable]:
     """Make a function the default of several tactics, of which each call takes the tuned one.
 
     The result is a kernel: give it to :func:`hotop.custom_op`, ``torch.library.custom_op``,
     ``Library.impl`` or :func:`hotop.fast_custom_op` like any function, or call it.
 
-    What decides is the call's key: of every Tensor the dtype, device, contiguity and sizes, of
-    every other argument the value. Calls with a value that has no place in a key (Tensors that
-    are sparse, nested, conjugated or negated views, or seen by ``__torch_dispatch__`` or a
-    functorch transform; objects that are no schema's argument; very long lists) are not tuned:
-    the default serves them. Tune with :func:`tuning`.
+    What decides is the call's key: of every Tensor the dtype, device, sizes, kinds of strides and
+    whether its data are aligned to 16 bytes; of every other argument the value (docs/tuner.md has
+    the rule). Calls with a value that has no place in a key (Tensors that are sparse, nested,
+    quantized, conjugated or negated views, of a subclass, or seen by a functorch transform; objects
+    that are no schema's argument; very long lists) are not tuned: the default serves them. Tune
+    with :func:`tuning`.
 
     Args:
         name: The name in files, best the op's; None: module and name of the function.
@@ -48,11 +51,15 @@ def tunable(
         reference: The function that a tactic's result must equal before it may win; None: the
             default tactic.
         rtol: Relative tolerance of that comparison; None: PyTorch's for the dtype.
-        atol: Absolute tolerance of that comparison; None: PyTorch's for the dtype.
-        mutates_args: Tensors that the function changes: measured on copies.
+        atol: Absolute tolerance of that comparison; None: PyTorch's for the dtype, times the median
+            magnitude of the results where that is below 1.
+        mutates_args: Parameters whose Tensors the function changes, or ``"unknown"``: all of them.
+        version: Change it with the tactics: choices that were measured with another one are not
+            used.
 
     Raises:
-        ValueError: A name that is not a parameter, or one of two tactics.
+        ValueError: A name that is not a parameter, or one of two tactics; a str other than
+            ``"unknown"`` for ``mutates_args``.
         TypeError: The function has parameters that a key cannot hold (``*args``, ``**kwargs``).
 
     Example:
@@ -68,10 +75,10 @@ def tunable(
     """
 
     def decorate(function: Callable[..., Any]) -> Tunable:
-        parameters = _parameters(function, dims or {}, set(ignore))
+        parameters = _parameters(function, dims or {}, set(ignore), mutated)
         own_name = name or f"{function.__module__}.{function.__qualname__}"
         names = {parameter.name for parameter in parameters}
-        asked = {*(dims or {}), *ignore, *mutates_args, *([choices] if choices else [])}
+        asked = {*(dims or {}), *ignore, *(mutated or ()), *([choices] if choices else [])}
         if asked - names:
             raise ValueError(f"{own_name} has no parameter {', '.join(sorted(asked - names))}")
         made = Tunable(
@@ -82,18 +89,26 @@ def tunable(
             default,
             tuple(default_backends),
             Check(reference, rtol, atol),
-            tuple(mutates_args),
+            str(version),
         )
         for tactic_name, tactic in (tactics or {}).items():
             made._add(tactic_name, tactic if isinstance(tactic, Tactic) else Tactic(tactic))
         return made
 
-    ignore, mutates_args = tuple(ignore), tuple(mutates_args)
+    ignore = tuple(ignore)
+    mutated: set[str] | None = None  # all of them
+    if not isinstance(mutates_args, str):
+        mutated = set(mutates_args)
+    elif mutates_args != "unknown":
+        raise ValueError(f'mutates_args must be names or "unknown", got {mutates_args!r}')
     return decorate
 
 
 def _parameters(
-    function: Callable[..., Any], dims: Mapping[str, Mapping[int, Bucket]], ignored: set[str]
+    function: Callable[..., Any],
+    dims: Mapping[str, Mapping[int, Bucket]],
+    ignored: set[str],
+    mutated: set[str] | None,
 ) -> list[Parameter]:
     found = []
     for parameter in inspect.signature(function).parameters.values():
@@ -105,6 +120,7 @@ def _parameters(
                 parameter.name,
                 parameter.default,
                 parameter.name in ignored,
+                mutated is None or parameter.name in mutated,
                 dict(dims.get(parameter.name, {})),
             )
         )

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from hotop.tuner import _store
+from hotop.tuner import _devices, _store
 
 
 def is_up() -> bool:
@@ -49,7 +49,7 @@ def agreed(
             united.setdefault(name, _store.Table(table.device)).merge(table)
     found = {}
     for device in local_devices():
-        table = united.get(_store.describe_device(device)["name"])
+        table = united.get(_devices.describe(device)["name"])
         if table is not None:
             found[device] = table
     return found

@@ -1,17 +1,19 @@
-"""Measure the tactics of one call: check each against the reference, then time them in turn."""
+"""Measure the tactics of one call: check each against the default, then time them in turn."""
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from hotop.tuner import _key
+from hotop.tuner import _key, _process
+from hotop.tuner._call import Refused, synchronize
+from hotop.tuner._stand_in import representative
+from hotop.tuner._trial import Trial
 
 if TYPE_CHECKING:
     from hotop.tuner._tunable import Tunable
@@ -37,11 +39,17 @@ class Effort:
 
 @dataclass
 class Measured:
-    """The outcome for one key: median microseconds by tactic, and why others were rejected."""
+    """The outcome for one key: median microseconds by tactic, and why others were rejected.
+
+    Attributes:
+        winner: None: no tactic is proven to be the op.
+        unproven: Why nothing is proven, in words.
+    """
 
     winner: str | None = None
     medians: dict[str, float] = field(default_factory=dict)
     rejected: dict[str, str] = field(default_factory=dict)
+    unproven: str | None = None
 
 
 def measure(
@@ -53,14 +61,16 @@ def measure(
 ) -> Measured:
     """Return which tactic is fastest on the sizes that stand for the call's bucket.
 
-    The caller's Tensors and the state of the random generators stay as they are.
+    The caller's data, the settings of the process and the random generators stay as they are.
 
     Raises:
-        ValueError: The reference changes what it must not.
+        NotKeyable: An argument cannot be copied.
+        Refused: The default or the reference changes what it must not.
         Exception: What the reference or a bucket rule raises.
     """
-    with torch.random.fork_rng(_accelerators(args, kwargs)):
-        return _measure(tunable, args, kwargs, effort, on_tactic)
+    devices = _accelerators(args, kwargs)
+    with _process.kept(devices) as before:
+        return _measure(tunable, args, kwargs, effort, on_tactic, (devices, before))
 
 
 def _measure(
@@ -69,40 +79,29 @@ def _measure(
     kwargs: Mapping[str, Any],
     effort: Effort,
     on_tactic: Callable[[str], None],
+    process: tuple[Sequence[int], tuple[_process.Settings, _process.RandomState]],
 ) -> Measured:
     outcome = Measured()
-    positional, keywords = _stand_ins(tunable, args, kwargs)
-    names = tunable.candidates(positional, keywords)
-    here = tunable.candidates(args, kwargs)
-    for number in names.keys() ^ here.keys():
-        # Its test looks at what the key does not hold, so no choice may name it.
-        name = names.pop(number, None) or here[number]
-        outcome.rejected[name] = "applies to some sizes of the bucket only"
+    calls = _calls(tunable, args, kwargs)
+    names = _candidates(tunable, calls, outcome)
+    for call in calls:
+        is_last = call is calls[-1]
+        try:
+            trial = Trial(tunable, call.args, call.kwargs, *process, is_thorough=is_last)
+        except (Exception, Refused):
+            if not call.is_made_up:
+                raise
+            continue
+        for name in list(names):
+            on_tactic(name)
+            problem = trial.problem(name)
+            if problem is not None:
+                outcome.rejected[name] = problem
+                names.remove(name)
+    outcome.unproven = trial.unproven
+    if outcome.unproven is None:
+        _time(trial, names, effort, outcome)
     default = next(iter(tunable.tactics))
-    reference = tunable.check.reference or tunable.tactics[default].function
-    kept = _backups(tunable, positional, keywords)
-    expected = _run(tunable, reference, positional, keywords)
-    if _restore(kept):
-        raise ValueError("the reference changes an argument that mutates_args does not name")
-    sound = []
-    for name in names.values():
-        on_tactic(name)
-        problem = _difference(tunable, name, positional, keywords, expected)
-        if _restore(kept):
-            problem = "changes an argument that mutates_args does not name"
-        if problem is None:
-            sound.append(name)
-        else:
-            outcome.rejected[name] = problem
-    calls = {
-        name: _timer(tunable, tunable.tactics[name].function, positional, keywords, effort)
-        for name in sound
-    }
-    samples: dict[str, list[float]] = {name: [] for name in sound}
-    for _ in range(effort.rounds):
-        for name, call in calls.items():
-            samples[name].append(call())
-    outcome.medians = {name: statistics.median(times) for name, times in samples.items()}
     if outcome.medians:
         best = min(outcome.medians, key=outcome.medians.__getitem__)
         usual = outcome.medians.get(default, math.inf)
@@ -110,118 +109,109 @@ def _measure(
     return outcome
 
 
-def _stand_ins(
-    tunable: Tunable, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the call's arguments with the bucket's sizes."""
-    values = _key.bind(tunable._parameters, args, kwargs)
-    resized = _key.representative(tunable._parameters, values)
-    by_name = {p.name: v for p, v in zip(tunable._parameters, resized, strict=True)}
-    return tuple(resized[: len(args)]), {name: by_name[name] for name in kwargs}
+@dataclass(frozen=True)
+class _Call:
+    """Arguments on which tactics are checked; ``is_made_up``: of sizes that need not make sense."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    is_made_up: bool = False
 
 
-def _copies(
-    tunable: Tunable, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> tuple[list[Any], dict[str, Any], list[Any]]:
-    """Return the arguments with copies of those that the function changes, and the copies."""
-    names = [parameter.name for parameter in tunable._parameters]
-    changed = []
-
-    def copied(name: str, value: Any) -> Any:
-        if name in tunable.mutates_args and _key.is_tensor(value):
-            value = value.clone()
-            changed.append(value)
-        return value
-
-    positional = [copied(name, value) for name, value in zip(names, args, strict=False)]
-    keywords = {name: copied(name, value) for name, value in kwargs.items()}
-    return positional, keywords, changed
-
-
-def _backups(
-    tunable: Tunable, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return the Tensors that no tactic may change, which may be the caller's, and copies."""
-    names = [parameter.name for parameter in tunable._parameters]
-    kept = []
-    for name, value in [*zip(names, args, strict=False), *kwargs.items()]:
-        if name not in tunable.mutates_args:
-            for one in value if type(value) in (list, tuple) else (value,):
-                if _key.is_tensor(one) and one.layout is torch.strided:
-                    kept.append((one, one.detach().clone()))
-    return kept
+def _calls(tunable: Tunable, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[_Call]:
+    """Return the call, and with the bucket's smallest sizes and, last, its own: the timed one."""
+    parameters = tunable._parameters
+    values = _key.bind(parameters, args, kwargs)
+    given = _Call(args, kwargs)
+    if not tunable._has_buckets:
+        return [given]
+    calls = [given]
+    for smallest in (True, False):
+        resized = representative(parameters, values, smallest=smallest)
+        if all(new is old for new, old in zip(resized, values, strict=True)):
+            call = given
+        else:
+            by_name = {p.name: v for p, v in zip(parameters, resized, strict=True)}
+            keywords = {name: by_name[name] for name in kwargs}
+            call = _Call(tuple(resized[: len(args)]), keywords, is_made_up=smallest)
+        calls = [*(one for one in calls if one is not call), call]
+    return calls
 
 
-def _restore(kept: list[tuple[torch.Tensor, torch.Tensor]]) -> bool:
-    """Undo what was changed, and return whether anything was."""
-    changed = False
-    for tensor, copy in kept:
-        now, before = (
-            t.detach().contiguous().reshape(-1).view(torch.uint8) for t in (tensor, copy)
-        )
-        if tensor.device.type != "meta" and not torch.equal(now, before):
-            tensor.detach().copy_(copy)
-            changed = True
-    return changed
+def _candidates(tunable: Tunable, calls: Sequence[_Call], outcome: Measured) -> list[str]:
+    """Return the tactics that serve all of the calls, and reject those that serve some."""
+    serving = [set(tunable.candidates(call.args, call.kwargs).values()) for call in calls]
+    for name in set().union(*serving) - serving[0].intersection(*serving):
+        # Its test looks at what the key does not hold, so no choice may name it.
+        outcome.rejected[name] = "applies to some sizes of the bucket only"
+    return [name for name in tunable.tactics if all(name in names for names in serving)]
 
 
-def _run(
-    tunable: Tunable, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Any:
-    """Return the result and what was changed."""
-    positional, keywords, changed = _copies(tunable, args, kwargs)
-    return function(*positional, **keywords), changed
+def _time(trial: Trial, names: Sequence[str], effort: Effort, outcome: Measured) -> None:
+    """Time tactics in turn; one that fails is out, and the others go on."""
+    batches: dict[str, Callable[[], float]] = {}
+    samples: dict[str, list[float]] = {name: [] for name in names}
+
+    def attempt(name: str, step: Callable[[], Any]) -> Any:
+        if name in outcome.rejected:
+            return None
+        try:
+            return trial.watched(step)
+        except KeyboardInterrupt:
+            raise
+        except Refused as refusal:
+            outcome.rejected[name] = str(refusal)
+        except BaseException as error:
+            outcome.rejected[name] = f"raises {type(error).__name__}: {error}"
+        return None
+
+    for name in names:
+        batches[name] = attempt(name, functools.partial(_batch, trial, name, effort))
+    for _ in range(effort.rounds):
+        for name in names:
+            sample = attempt(name, batches[name])
+            if sample is not None:
+                samples[name].append(sample)
+    for name in names:
+        if name not in outcome.rejected:
+            problem = trial.problem_after_all(name)
+            if problem is not None:
+                outcome.rejected[name] = problem
+    outcome.medians = {
+        name: statistics.median(times)
+        for name, times in samples.items()
+        if times and name not in outcome.rejected
+    }
 
 
-def _difference(
-    tunable: Tunable, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], expected: Any
-) -> str | None:
-    """Return why a tactic may not win, None when it may."""
-    try:
-        found = _run(tunable, tunable.tactics[name].function, args, kwargs)
-        torch.testing.assert_close(
-            _as_sequences(found),
-            _as_sequences(expected),
-            rtol=tunable.check.rtol,
-            atol=tunable.check.atol,
-            equal_nan=True,
-            check_stride=False,
-        )
-    except AssertionError as error:
-        return f"differs from the reference: {' '.join(str(error).split())}"
-    except Exception as error:
-        return f"raises {type(error).__name__}: {error}"
-    return None
-
-
-def _as_sequences(value: Any) -> Any:
-    # assert_close compares what it knows; None, str and the like are not among it.
-    if isinstance(value, list | tuple):
-        return [_as_sequences(element) for element in value]
-    if isinstance(value, torch.Tensor | int | float | complex):
-        return value
-    return [hash(value)]
-
-
-def _timer(
-    tunable: Tunable,
-    function: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    effort: Effort,
-) -> Callable[[], float]:
+def _batch(trial: Trial, name: str, effort: Effort) -> Callable[[], float]:
     """Return a function that runs one batch and returns microseconds a call."""
-    positional, keywords, _ = _copies(tunable, args, kwargs)
-    wait = _synchronize(args, kwargs)
+    function = trial.function(name)
+    workspace = trial.workspace
+    devices = trial.devices
 
-    def batch(calls: int) -> float:
-        wait()
+    def on_new_arguments(calls: int) -> float:
+        spent = 0
+        for _ in range(calls):
+            call = workspace.fresh()
+            synchronize(devices)
+            start = time.perf_counter_ns()
+            function(*call.args, **call.kwargs)
+            synchronize(devices)
+            spent += time.perf_counter_ns() - start
+        return spent / 1e3 / calls
+
+    def on_the_same(calls: int) -> float:
+        call = workspace.fresh()
+        positional, keywords = call.args, call.kwargs
+        synchronize(devices)
         start = time.perf_counter_ns()
         for _ in range(calls):
             function(*positional, **keywords)
-        wait()
+        synchronize(devices)
         return (time.perf_counter_ns() - start) / 1e3 / calls
 
+    batch = on_new_arguments if workspace.is_consumed else on_the_same
     once = min(batch(1) for _ in range(max(1, effort.warmup)))
     calls = max(1, min(1000, round(effort.batch_us / max(once, 1e-3))))
     return lambda: batch(calls)
@@ -229,12 +219,9 @@ def _timer(
 
 def _accelerators(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[int]:
     """Return the CUDA devices of the call's Tensors."""
-    values = (*args, *kwargs.values())
-    return sorted({v.get_device() for v in values if _key.is_tensor(v) and v.is_cuda})
-
-
-def _synchronize(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[], None]:
+    found = set()
     for value in (*args, *kwargs.values()):
-        if _key.is_tensor(value) and value.is_cuda:
-            return lambda: torch.cuda.synchronize(value.device)
-    return lambda: None
+        for one in value if type(value) in (list, tuple) else (value,):
+            if _key.is_tensor(one) and one.is_cuda:
+                found.add(one.get_device())
+    return sorted(found)

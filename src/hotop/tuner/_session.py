@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,8 +14,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hotop import _load
-from hotop.tuner import _distributed, _profile, _store, _table
+from hotop.tuner import _devices, _distributed, _profile, _store, _table
+from hotop.tuner._call import Refused
+from hotop.tuner._key import Malformed, NotKeyable
 from hotop.tuner._progress import Progress
+from hotop.tuner._say import say
 
 if TYPE_CHECKING:
     from hotop.tuner._tunable import Tunable
@@ -23,8 +26,13 @@ if TYPE_CHECKING:
 _switches: Any = _table if _load.CORE is None else _load.CORE
 # Written to disk at most this often, so that an interrupted session loses little.
 _SAVE_EVERY_S = 1.0
+# A key whose data prove nothing is looked at again in later calls, this often at most.
+_MOST_ATTEMPTS = 3
 _session: Session | None = None
-_lock = threading.RLock()
+_lock = threading.Lock()  # of _session, while a block opens
+# Who measures a key now: {"turn": (thread, one object per call)}. A dict takes and gives it in one
+# step, so that no interrupt leaves it taken, as one behind Lock.acquire() could.
+_measuring: dict[str, tuple[int, object]] = {}
 
 
 class Session:
@@ -45,27 +53,41 @@ class Session:
         self.writes = writes
         self.tables: dict[torch.device, _store.Table] = {}
         self._seen: set[tuple[Tunable, bytes]] = set()
+        self._attempts: Counter[tuple[Tunable, bytes]] = Counter()
+        self._told: set[tuple[Tunable, str]] = set()
         self._unsaved: dict[torch.device, _store.Table] = {}
         self._saved_at = time.monotonic()
 
     def tune(self, tunable: Tunable, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Measure the call's key unless its choice is known."""
-        found = tunable._describe(args, kwargs)
-        if found is None or _is_recorded(found[1]):
+        try:
+            description, device = tunable._key_of(args, kwargs)
+            words = tunable._key_words(args, kwargs)
+            if words is None:
+                raise NotKeyable("its key is too long")
+            _refuse_recorded(device)
+        except Malformed:
             return
-        description, device = found
-        words = tunable._encode(description, device.index)
-        if (tunable, words) in self._seen:
+        except NotKeyable as error:
+            self._tell(tunable, f"{tunable.name}: a call is not tuned: {error}")
+            return
+        key = (tunable, words)
+        if key in self._seen:
             return
         try:
-            self._choose(tunable, args, kwargs, description, device)
-        except Exception as error:  # the call itself goes on, and says so if it is at fault
-            warnings.warn(
-                f"{tunable.name}: not tuned for {description[1:]}: {type(error).__name__}: {error}",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-        self._seen.add((tunable, words))
+            is_settled = self._choose(tunable, args, kwargs, description, device)
+        except (Exception, Refused) as error:  # the call itself goes on, and says what is at fault
+            is_settled = True
+            kind = "" if isinstance(error, NotKeyable | Refused) else f"{type(error).__name__}: "
+            say(f"{tunable.name}: not tuned for {description[1:]}: {kind}{error}")
+        self._attempts[key] += 1
+        if is_settled or self._attempts[key] >= _MOST_ATTEMPTS:
+            self._seen.add(key)
+
+    def _tell(self, tunable: Tunable, text: str) -> None:
+        if (tunable, text) not in self._told:
+            self._told.add((tunable, text))
+            say(text)
 
     def _choose(
         self,
@@ -74,15 +96,16 @@ class Session:
         kwargs: Mapping[str, Any],
         description: list[Any],
         device: torch.device,
-    ) -> None:
+    ) -> bool:
+        """Find the key's choice; False: other data of the same key may still do."""
         names = set(tunable.candidates(args, kwargs).values())
         known = None if self.retune else self._known(tunable, description, device)
         # A tactic that came after the file must have its chance.
         if known is not None and {known.tactic} <= names <= {*known.tried, *known.rejected}:
             # Among what the ranks agree on.
             self._keep(self.tables, tunable, device, known)
-            tunable._learn(description, device, known.tactic)
-            return
+            tunable._learn(description, device, known.tactic, applies=True)
+            return True
         measured = _profile.measure(
             tunable,
             args,
@@ -93,14 +116,19 @@ class Session:
         self.progress.count()
         for tactic, problem in measured.rejected.items():
             if not problem.startswith("raises NotImplementedError"):
-                warnings.warn(
+                self._tell(
+                    tunable,
                     f"{tunable.name}: tactic {tactic!r} is out for {description[1:]}: {problem}",
-                    RuntimeWarning,
-                    stacklevel=2,
                 )
-        if measured.winner is None:
-            return
-        self._record(tunable, description, device, measured)
+        if measured.unproven is not None:
+            self._tell(
+                tunable,
+                f"{tunable.name}: no tactic may win for {description[1:]}: {measured.unproven}",
+            )
+            return False
+        if measured.winner is not None:
+            self._record(tunable, description, device, measured)
+        return True
 
     def _known(
         self, tunable: Tunable, description: list[Any], device: torch.device
@@ -111,7 +139,7 @@ class Session:
             table = _store.usable(self.path, device)
         if table is None:
             return None
-        return table.find(tunable.name, tunable.signature, description)
+        return table.find(tunable.name, tunable.signature, tunable._versions(), description)
 
     def _keep(
         self,
@@ -120,7 +148,7 @@ class Session:
         device: torch.device,
         choice: _store.Choice,
     ) -> None:
-        table = tables.setdefault(device, _store.Table(_store.describe_device(device)))
+        table = tables.setdefault(device, _store.Table(_devices.describe(device)))
         table.add(tunable.name, tunable.signature, choice)
 
     def _record(
@@ -137,13 +165,14 @@ class Session:
             measured.winner,
             measured.medians.get(measured.winner, 0.0),
             measured.medians.get(default),
+            tunable._versions(),
             measured.medians,
             measured.rejected,
             time.time(),
         )
         self._keep(self.tables, tunable, device, choice)
         self._keep(self._unsaved, tunable, device, choice)
-        tunable._learn(description, device, measured.winner)
+        tunable._learn(description, device, measured.winner, applies=True)
         if time.monotonic() - self._saved_at > _SAVE_EVERY_S:
             self.save()
 
@@ -157,36 +186,44 @@ class Session:
             try:
                 _store.save(table, self.path or _store.default_path(device))
             except (OSError, _store.BrokenTable) as error:
-                warnings.warn(
-                    f"tuned choices cannot be kept ({error}); they hold in this process",
-                    RuntimeWarning,
-                    stacklevel=2,
-                )
+                say(f"tuned choices cannot be kept ({error}); they hold in this process")
 
 
-def _is_recorded(device: torch.device) -> bool:
-    """Return whether what runs now is recorded by a trace, a mode or a CUDA graph."""
-    if torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() is not None:
-        return True
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+def _refuse_recorded(device: torch.device) -> None:
+    """Raise NotKeyable where what runs now is recorded by a trace, a mode or a CUDA graph."""
+    if torch._C._len_torch_dispatch_stack():
+        raise NotKeyable("a dispatch mode is active")
+    if torch._C._get_tracing_state() is not None:
+        raise NotKeyable("it is traced by torch.jit")
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise NotKeyable("a CUDA graph is captured")
 
 
 def call(tunable: Tunable, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Serve one call inside ``tuning()``: measure first, then answer with the default tactic.
 
-    All ranks of a distributed program answer alike, whatever each has measured so far.
+    All ranks of a distributed program answer alike, whatever each has measured so far. While a key
+    is measured, calls of other threads get the default: the tactic may wait for them.
     """
-    with _lock:
+    turn = threading.get_ident(), object()
+    try:
         session = _session
-        if session is not None:
-            try:
-                # A tactic that calls another tunable is timed as it will run.
-                _switches.set_timing_tactics(True)
-                session.tune(tunable, args, kwargs)
-            finally:
-                _switches.set_timing_tactics(False)
+        if _measuring.setdefault("turn", turn) is turn and session is not None:
+            # A tactic that calls another tunable is timed as it will run.
+            _switches.set_timing_tactics(True)
+            session.tune(tunable, args, kwargs)
+    finally:
+        if _measuring.get("turn") is turn:
+            _switches.set_timing_tactics(False)
+            del _measuring["turn"]
     names = list(tunable.candidates(args, kwargs).values())
     return tunable.tactics[names[0]].function(*args, **kwargs)
+
+
+def _wait_for_others() -> None:
+    """Wait until no other thread measures."""
+    while (turn := _measuring.get("turn")) is not None and turn[0] != threading.get_ident():
+        time.sleep(0.001)
 
 
 @contextmanager
@@ -203,12 +240,12 @@ def tuning(
     """Measure the tactics of every tunable that is called inside the block, in any thread.
 
     Each new key is measured once: every tactic that applies and is allowed is compared with the
-    reference, then all are timed in turn, on the sizes that stand for the bucket. The results of
-    the calls themselves come from the default tactic. What was found is used by calls after the
-    block, and kept in the device's file, also when the block is left by an exception. A key that
-    cannot be measured is reported and left to the default. Calls that are traced, captured in a
-    CUDA graph or seen by a dispatch mode, and calls of forked processes, are not measured. While
-    one thread measures, calls of others wait.
+    reference and the default, then all are timed in turn, on copies of the sizes that stand for
+    the bucket. The results of the calls themselves come from the default tactic. What was found is
+    used by calls after the block, and kept in the device's file, also when the block is left by an
+    exception. A call that cannot be measured is reported once and left to the default. Calls that
+    are traced, captured in a CUDA graph or seen by a dispatch mode, and calls of forked processes,
+    are not measured. While one thread measures, calls of others get the default.
 
     With ``torch.distributed`` up, all ranks of ``group`` must enter and leave the block together;
     at its end they agree on one choice per key (see :func:`agree`), and one rank per machine
@@ -253,8 +290,8 @@ def tuning(
             _session = None
             _switches.set_tuning(False)
             try:
-                with _lock:  # another thread may still measure
-                    session.progress.close()
+                _wait_for_others()
+                session.progress.close()
                 _share(session, group)
             finally:
                 session.save()
@@ -264,7 +301,8 @@ def _leave_in_child() -> None:
     """A forked process has no session, and no thread that would give the lock back."""
     global _session, _lock
     _session = None
-    _lock = threading.RLock()
+    _lock = threading.Lock()
+    _measuring.clear()
     _switches.set_tuning(False)
     _switches.set_timing_tactics(False)
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
+import importlib.metadata
 import json
 import math
 import os
-import platform
 import re
+import stat
 import tempfile
 import warnings
 from collections.abc import Iterable, Iterator
@@ -19,8 +21,10 @@ from typing import Any
 
 import torch
 
+from hotop.tuner import _devices
+
 FORMAT = "hotop-tuner"
-VERSION = 1
+VERSION = 2
 
 
 class BrokenTable(Exception):
@@ -40,6 +44,7 @@ class Choice:
         tactic: The winner's name.
         median_us: Its median time, microseconds.
         default_us: The default tactic's median time, or None where it may not serve.
+        versions: Of torch, hotop and the op's author; see :func:`versions`.
         tried: Median time of each tactic that was measured, microseconds, by name.
         rejected: Why others were not: by name.
         measured_at: When, seconds since 1970 (UTC).
@@ -49,9 +54,23 @@ class Choice:
     tactic: str
     median_us: float
     default_us: float | None
+    versions: dict[str, str]
     tried: dict[str, float]
     rejected: dict[str, str]
     measured_at: float
+
+
+def versions(of_tactics: str) -> dict[str, str]:
+    """Return what a choice that is measured now is good for."""
+    return {"torch": torch.__version__, "hotop": _hotop_version(), "tactics": of_tactics}
+
+
+@functools.cache
+def _hotop_version() -> str:
+    try:
+        return importlib.metadata.version("hotop")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
 
 
 @dataclass
@@ -63,33 +82,44 @@ class Table:
     ops: dict[str, dict[str, Any]] = field(default_factory=dict)
     _reported: set[str] = field(default_factory=set)
 
-    def choices_of(self, name: str, signature: str) -> list[Choice]:
-        """Return the choices for one tunable, none when its parameters or rules changed."""
+    def choices_of(self, name: str, signature: str, versions: dict[str, str]) -> list[Choice]:
+        """Return a tunable's choices, none when its parameters, rules or versions changed."""
         op = self.ops.get(name)
         if op is None:
             return []
         if op["signature"] != signature:
             self.report(f"the choices of {name} were made for other parameters or bucket rules")
             return []
-        return list(op["choices"].values())
+        found = [choice for choice in op["choices"].values() if choice.versions == versions]
+        if op["choices"] and not found:
+            other = next(iter(op["choices"].values())).versions
+            changed = [
+                f"{what} {other.get(what) or None}, not {versions[what] or None}"
+                for what in versions
+                if other.get(what) != versions[what]
+            ]
+            self.report(f"the choices of {name} were measured with {'; '.join(changed)}")
+        return found
 
-    def find(self, name: str, signature: str, key: list[Any]) -> Choice | None:
+    def find(
+        self, name: str, signature: str, versions: dict[str, str], key: list[Any]
+    ) -> Choice | None:
         """Return the choice for one key."""
         op = self.ops.get(name)
         if op is None or op["signature"] != signature:
             return None
-        found: Choice | None = op["choices"].get(json.dumps(key))
+        found: Choice | None = op["choices"].get(_place(key, versions))
         return found
 
     def add(self, name: str, signature: str, choice: Choice) -> None:
-        """Add a choice; of two for one key the later one stays."""
+        """Add a choice; of two for one key and the same versions the later one stays."""
         op = self.ops.get(name)
         if op is None or op["signature"] != signature:
             op = self.ops[name] = {"signature": signature, "choices": {}}
-        key = json.dumps(choice.key)
-        old = op["choices"].get(key)
+        place = _place(choice.key, choice.versions)
+        old = op["choices"].get(place)
         if old is None or _rank(choice) >= _rank(old):
-            op["choices"][key] = choice
+            op["choices"][place] = choice
 
     def merge(self, other: Table) -> None:
         """Add all choices of another table; the op's later signature stays."""
@@ -112,8 +142,8 @@ class Table:
             BrokenTable: It is not one of this machine's.
         """
         with contextlib.suppress(RuntimeError):  # a type that this PyTorch does not know
-            for device in _devices(self.device["type"]):
-                if describe_device(device) == self.device:
+            for device in _devices.of_type(self.device["type"]):
+                if _devices.describe(device) == self.device:
                     return device
         raise BrokenTable(
             f"{self.path}: made for {self.device['name']!r}, which is not a device of this process"
@@ -137,43 +167,12 @@ class Table:
         return json.dumps(document, indent=1) + "\n"
 
 
+def _place(key: list[Any], versions: dict[str, str]) -> str:
+    return json.dumps([key, versions], sort_keys=True)
+
+
 def _rank(choice: Choice) -> tuple[float, str]:
     return choice.measured_at, choice.tactic
-
-
-def describe_device(device: torch.device) -> dict[str, str]:
-    """Return what a file says of the device it is for."""
-    if device.type == "cpu":
-        capability = torch.backends.cpu.get_cpu_capability()
-        name = f"{_cpu_model()}, {capability}, {os.cpu_count()} threads"
-    elif device.type == "cuda":
-        major, minor = torch.cuda.get_device_capability(device)
-        name = f"{torch.cuda.get_device_name(device)}, sm_{major}{minor}"
-    else:
-        name = device.type
-    return {"type": device.type, "name": name}
-
-
-def _cpu_model() -> str:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.machine()
-
-
-def _devices(device_type: str) -> list[torch.device]:
-    if device_type == "cuda":
-        return [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
-    return [torch.device(device_type)]
-
-
-def same_devices(device: torch.device) -> list[int | None]:
-    """Return the indices of the devices that are like this one, itself included."""
-    if device.type != "cuda":
-        return [device.index]
-    described = describe_device(device)
-    return [d.index for d in _devices("cuda") if describe_device(d) == described]
 
 
 def directory() -> Path:
@@ -194,7 +193,7 @@ def directory() -> Path:
 
 def default_path(device: torch.device | str = "cpu") -> Path:
     """Return the file for a device of this machine."""
-    described = describe_device(torch.device(device))
+    described = _devices.describe(torch.device(device))
     slug = re.sub(r"[^a-z0-9]+", "-", described["name"].lower()).strip("-")
     return directory() / f"{described['type']}-{slug}.json"
 
@@ -206,6 +205,7 @@ def read(path: Path) -> Table:
         BrokenTable: It cannot be read, or is not a table of this version.
     """
     try:
+        _refuse_special(path)
         document = json.loads(path.read_bytes())
     except OSError as error:
         raise BrokenTable(f"{path}: {error.strerror or error}") from None
@@ -241,10 +241,21 @@ def _checked(choice: Choice) -> Choice:
         and type(choice.key[0]) is int
         and isinstance(choice.tactic, str)
         and all(type(time) in (int, float) and 0 <= time < math.inf for time in times)
-        and all(isinstance(problem, str) for problem in choice.rejected.values())
+        and all(isinstance(text, str) for text in choice.rejected.values())
+        and all(isinstance(text, str) for text in choice.versions.values())
     ):
         raise ValueError(f"bad choice {choice}")
     return choice
+
+
+def _refuse_special(path: Path) -> None:
+    """Raise OSError for what is there and no file: opening a fifo would wait for its other end."""
+    with contextlib.suppress(FileNotFoundError):
+        mode = path.stat().st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not stat.S_ISREG(mode):
+            raise OSError(errno.EINVAL, "neither a file nor absent", str(path))
 
 
 # None: there is no place for files.
@@ -280,7 +291,7 @@ def _read_usable(path: Path, device: torch.device) -> Table | None:
         if not path.exists():
             return None
         table = read(path)
-        if table.device != describe_device(device):
+        if table.device != _devices.describe(device):
             raise BrokenTable(f"{path}: made for {table.device['name']!r}")
     except (BrokenTable, OSError) as error:
         warnings.warn(
@@ -293,7 +304,9 @@ def _read_usable(path: Path, device: torch.device) -> Table | None:
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.with_name(path.name + ".lock").open("a") as lock:
+    beside = path.with_name(path.name + ".lock")
+    _refuse_special(beside)
+    with beside.open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         try:
             yield
@@ -330,8 +343,7 @@ def save(table: Table, path: Path) -> Table:
         OSError: It cannot be read or written, or is a directory.
     """
     given, path = path, Path(os.path.realpath(path))  # a link stays one
-    if path.is_dir():
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    _refuse_special(path)
     with _locked(path):
         merged = Table(table.device, path)
         if path.exists():

@@ -35,6 +35,7 @@ class PythonTunable:
     ) -> None:
         self._functions = [default]
         self._choices: dict[bytes, int] = {}
+        self._to_ask: set[bytes] = set()
         self._remembered: dict[bytes, int] = {}
         self._loaded: set[str] = set()
         self.hits = 0
@@ -44,12 +45,20 @@ class PythonTunable:
         if _tuning and not getattr(_thread, "times_tactics", False):
             return self._tune(args, kwargs)
         words = self._key_words(args, kwargs)
-        tactic = self._choices.get(words) if words is not None else None
-        if tactic is None:
+        if words is None or words not in self._choices:
             tactic = self._miss(words, args, kwargs)
         else:
-            self.hits += 1
+            tactic = self._hit(words, args, kwargs)
         return self._functions[tactic](*args, **kwargs)
+
+    def _hit(self, words: bytes, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
+        choice = self._choices[words]
+        tactic = self._asked(choice, args, kwargs) if words in self._to_ask else choice
+        if tactic == choice:
+            self.hits += 1
+        else:
+            self.misses += 1
+        return tactic
 
     def _miss(self, words: bytes | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
         if words is not None and words in self._remembered:
@@ -57,8 +66,7 @@ class PythonTunable:
             return self._remembered[words]
         tactic: int = self._missed(args, kwargs)
         if words is not None and words in self._choices:
-            self.hits += 1
-            return self._choices[words]
+            return self._hit(words, args, kwargs)
         if words is not None and self._loaded:
             self._remembered[words] = tactic
         self.misses += 1
@@ -76,8 +84,9 @@ class PythonTunable:
             raise ValueError(f"at most {MAX_TACTICS} tactics")
         self._functions.append(function)
 
-    def _set_choice(self, words: bytes, tactic: int, /) -> None:
+    def _set_choice(self, words: bytes, tactic: int, ask: bool = False, /) -> None:
         self._choices[words] = tactic
+        (self._to_ask.add if ask else self._to_ask.discard)(words)
 
     def _choice_count(self) -> int:
         return len(self._choices)
@@ -94,6 +103,9 @@ class PythonTunable:
     def _describe(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[Description, torch.device] | None:
+        raise NotImplementedError
+
+    def _asked(self, number: int, args: tuple[Any, ...], kwargs: Mapping[str, Any], /) -> int:
         raise NotImplementedError
 
     def _missed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], /) -> int:

@@ -13,8 +13,10 @@ from typing import Any
 import torch
 
 from hotop import _load
-from hotop.tuner import _key, _store, _table
+from hotop.tuner import _devices, _key, _store, _table, _words
+from hotop.tuner._judge import Check
 from hotop.tuner._key import Description, NotKeyable, Parameter
+from hotop.tuner._say import say
 
 _Base: Any = _table.PythonTunable if _load.CORE is None else _load.CORE.Tunable
 _all: dict[str, weakref.ref[Tunable]] = {}
@@ -26,8 +28,9 @@ class Tactic:
 
     Attributes:
         function: Called with exactly the call's arguments.
-        applies: Whether it can serve a call, from the call's arguments. It may look only at what
-            the key holds: dtypes, devices, contiguity, (bucketed) sizes, values.
+        applies: Whether it can serve a call, from the call's arguments; None: every call. Asked
+            when a key is measured; for a choice out of a file at the key's first call; and in every
+            call while a dimension has a bucket rule. One that raises says no.
         backends: The names that ``allowed_backends`` has to hold; empty: the tactic's own name.
         device_types: Where it works; empty: everywhere.
     """
@@ -58,6 +61,7 @@ class Tunable(_Base):  # type: ignore[misc]
     Attributes:
         name: The name in files.
         tactics: By name; the first is the default, the decorated function.
+        version: What the author says of the tactics; choices of other versions are not used.
         hits: Calls that a tuned choice served.
         misses: Calls without a tuned choice.
     """
@@ -71,7 +75,7 @@ class Tunable(_Base):  # type: ignore[misc]
         default: str,
         default_backends: tuple[str, ...],
         check: Check,
-        mutates_args: tuple[str, ...],
+        version: str,
     ) -> None:
         names = [parameter.name for parameter in parameters]
         self._choice_index = -1 if choice is None else names.index(choice)
@@ -81,9 +85,11 @@ class Tunable(_Base):  # type: ignore[misc]
         self.__globals__ = getattr(inspect.unwrap(function), "__globals__", {})
         self.name = name
         self.check = check
-        self.mutates_args = mutates_args
+        self.version = version
         self._parameters = parameters
+        self._has_buckets = any(parameter.buckets for parameter in parameters)
         self.tactics: dict[str, Tactic] = {default: Tactic(function, backends=default_backends)}
+        self._complained: set[str] = set()
         _all[name] = weakref.ref(self)
 
     # An op is a singleton, and so is its kernel.
@@ -153,11 +159,34 @@ class Tunable(_Base):  # type: ignore[misc]
                 continue
             if tactic.device_types and device not in tactic.device_types:
                 continue
-            if tactic.applies is None or tactic.applies(*args, **kwargs):
+            if self._applies(name, tactic, args, kwargs):
                 found[i] = name
         if not found:
             raise ValueError(f"{self.name}: no allowed backend can serve this call")
         return found
+
+    def _applies(
+        self, name: str, tactic: Tactic, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> bool:
+        if tactic.applies is None:
+            return True
+        try:
+            return bool(tactic.applies(*args, **kwargs))
+        except Exception as error:
+            if name not in self._complained:
+                self._complained.add(name)
+                say(f"{self.name}: applies of {name!r} raises {type(error).__name__}: {error}")
+            return False
+
+    def _asked(self, number: int, args: tuple[Any, ...], kwargs: Mapping[str, Any], /) -> int:
+        """Return the tactic for a call whose choice has an ``applies``: the choice, if it does."""
+        name, tactic = list(self.tactics.items())[number]
+        if not self._applies(name, tactic, args, kwargs):
+            return next(iter(self.candidates(args, kwargs)))
+        words = None if self._has_buckets else self._key_words(args, kwargs)
+        if words is not None:  # all that it may look at is in the key
+            self._set_choice(words, number)
+        return number
 
     def _device(self, values: list[Any]) -> str | None:
         try:
@@ -194,28 +223,34 @@ class Tunable(_Base):  # type: ignore[misc]
     ) -> tuple[Description, torch.device] | None:
         """Return a call's key as it stands in a file, and its device; None: not to be tuned."""
         try:
-            values = _key.bind(self._parameters, args, kwargs)
-            description: Description = [len(self._parameters)]
-            for i, (parameter, value) in enumerate(zip(self._parameters, values, strict=True)):
-                if parameter.ignored:
-                    continue
-                if i == self._choice_index:
-                    mask = self._parse_allowed(value)
-                    names = [name for j, name in enumerate(self.tactics) if mask >> j & 1]
-                    description.append({"allowed": names})
-                else:
-                    description.append(_key.describe_value(value, parameter))
-            device = _key.device_of(
-                [v for p, v in zip(self._parameters, values, strict=True) if not p.ignored]
-            )
+            return self._key_of(args, kwargs)
         except NotKeyable:
             return None
-        return None if device is None else (description, device)
+
+    def _key_of(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[Description, torch.device]:
+        """Return a call's key as it stands in a file, and its device.
+
+        Raises:
+            NotKeyable: The call is not to be tuned; the text says why.
+        """
+        values = _key.bind(self._parameters, args, kwargs)
+        parts = _key.describe(self._parameters, values)
+        counted = [i for i, parameter in enumerate(self._parameters) if not parameter.ignored]
+        if self._choice_index in counted:
+            mask = self._parse_allowed(values[self._choice_index])
+            names = [name for j, name in enumerate(self.tactics) if mask >> j & 1]
+            parts[counted.index(self._choice_index)] = {"allowed": names}
+        device = _key.device_of([values[i] for i in counted])
+        if device is None:
+            raise NotKeyable("it has no Tensor")
+        return [len(self._parameters), *parts], device
 
     if _load.CORE is not None:
 
         def _encode(self, description: Description, device_index: int | None) -> bytes:
-            return _key.encode(
+            return _words.encode(
                 description,
                 -1 if device_index is None else device_index,
                 _load.CORE.tensor_word,  # type: ignore[union-attr]
@@ -223,8 +258,17 @@ class Tunable(_Base):  # type: ignore[misc]
                 self._allowed_mask,
             )
 
-    def _learn(self, description: Description, device: torch.device, tactic: str) -> None:
+    def _learn(
+        self,
+        description: Description,
+        device: torch.device,
+        tactic: str,
+        *,
+        applies: bool = False,
+    ) -> None:
         """Put a choice into the table, for every device of that name here.
+
+        ``applies``: the tactic's own test was asked for this key's call.
 
         Raises:
             ValueError: The description or the tactic is not one of this tunable.
@@ -236,10 +280,12 @@ class Tunable(_Base):  # type: ignore[misc]
         if device_types and device.type not in device_types:
             raise ValueError(f"{tactic!r} does not work on {device.type}")
         for part in description:
-            if isinstance(part, dict) and tactic not in part["allowed"]:
+            if isinstance(part, dict) and tactic not in part.get("allowed", (tactic,)):
                 raise ValueError(f"{tactic!r} is not among the allowed {part['allowed']}")
-        for index in _store.same_devices(device):
-            self._set_choice(self._encode(description, index), order.index(tactic))
+        has_test = self.tactics[tactic].applies is not None
+        ask = has_test and (self._has_buckets or not applies)
+        for index in _devices.alike(device):
+            self._set_choice(self._encode(description, index), order.index(tactic), ask)
 
     def _missed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], /) -> int:
         """Read the device's file, once, and return the tactic for a call without a choice."""
@@ -257,7 +303,7 @@ class Tunable(_Base):  # type: ignore[misc]
     def _learn_all(self, table: _store.Table, device: torch.device) -> int:
         """Take what fits of a table, and return how many choices that are."""
         taken = 0
-        for choice in table.choices_of(self.name, self.signature):
+        for choice in table.choices_of(self.name, self.signature, self._versions()):
             try:
                 self._learn(choice.key, device, choice.tactic)
                 taken += 1
@@ -270,11 +316,15 @@ class Tunable(_Base):  # type: ignore[misc]
 
         return _session.call(self, args, kwargs)
 
+    def _versions(self) -> dict[str, str]:
+        """Return what a choice was measured with; one of another kind is not used."""
+        return _store.versions(self.version)
+
     @property
     def signature(self) -> str:
         """What a file's choices must have been made for: the parameters and their rules."""
         return "; ".join(
-            f"{p.name}{' ignored' * p.ignored}"
+            f"{p.name}{' ignored' * p.ignored}{' mutated' * p.mutated}"
             + "".join(f" {d}:{b.kind},{b.cap},{b.sizes}" for d, b in sorted(p.buckets.items()))
             for p in self._parameters
         )
@@ -291,20 +341,12 @@ def _flat(parameters: list[Parameter]) -> list[Any]:
             parameter.required,
             None if parameter.required else parameter.default,
             parameter.ignored,
+            parameter.mutated,
             # The last rule wins: of two for one dimension, that which counts from the front.
             [(d, b.kind, b.cap, b.sizes) for d, b in sorted(parameter.buckets.items())],
         )
         for parameter in parameters
     ]
-
-
-@dataclass(frozen=True)
-class Check:
-    """How a tactic's result is compared with the reference's before the tactic may win."""
-
-    reference: Callable[..., Any] | None
-    rtol: float | None
-    atol: float | None
 
 
 def living() -> dict[str, Tunable]:

@@ -1,0 +1,260 @@
+"""One call of a tactic on copies, and all that can be seen of it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hotop.tuner import _layout, _process
+from hotop.tuner._key import is_tensor
+from hotop.tuner._workspace import Arguments, Workspace, contents
+
+
+class Refused(Exception):
+    """A tactic may not win; the text says why."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """What of one Tensor of a result is not its values.
+
+    Attributes:
+        is_argument: The argument that it is, by place.
+        shares: The arguments, by place, and the earlier Tensors of the result, by minus their
+            number, whose memory it shares, and how many bytes it begins after them.
+        is_held: Somebody else holds it or its memory, and may write there later.
+    """
+
+    type: type
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    device: torch.device
+    layout: torch.layout
+    requires_grad: bool
+    is_conj: bool
+    is_neg: bool
+    is_inference: bool
+    is_argument: int | None
+    shares: tuple[tuple[int, int], ...]
+    is_held: bool
+
+
+@dataclass
+class Seen:
+    """One call: its result and its effects.
+
+    Attributes:
+        structure: The result with a type in place of every value; Tensors and numbers apart.
+        tensors: Of the result, in order.
+        forms: Of each of them.
+        numbers: Everything else of the result.
+        changed: Copies of the changed arguments' Tensors, after the call.
+        left: Arguments and settings that are not as they were, in words.
+    """
+
+    structure: Any
+    tensors: list[torch.Tensor]
+    forms: list[Form]
+    numbers: list[Any]
+    changed: list[torch.Tensor]
+    left: list[str]
+    random: _process.RandomState
+    ranges: list[tuple[int, int]]
+
+
+_PLAIN = (
+    type(None), bool, int, float, complex, str, bytes,
+    torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size,
+)  # fmt: skip
+
+
+def _flatten(value: Any, tensors: list[torch.Tensor], others: list[Any]) -> Any:
+    """Return the structure of a result, and collect what is in it."""
+    kind = type(value)
+    if is_tensor(value):
+        tensors.append(value)
+        return kind
+    if kind in _PLAIN:
+        others.append(value)
+        return kind
+    if kind in (list, tuple) or (issubclass(kind, tuple) and hasattr(kind, "_fields")):
+        return kind, tuple(_flatten(one, tensors, others) for one in value)
+    if kind is dict:
+        return kind, tuple((key, _flatten(one, tensors, others)) for key, one in value.items())
+    raise Refused(f"returns a {kind.__name__}, which cannot be compared")
+
+
+def synchronize(devices: Sequence[int]) -> None:
+    """Wait for these CUDA devices."""
+    for index in devices:
+        torch.cuda.synchronize(index)
+
+
+def run(
+    workspace: Workspace,
+    function: Callable[..., Any],
+    before: tuple[_process.Settings, _process.RandomState],
+    devices: Sequence[int],
+) -> Seen:
+    """Call a tactic on fresh copies, with the random generators set back, and look at everything.
+
+    Raises:
+        Refused: It returns what cannot be compared.
+        BaseException: What the tactic raises.
+    """
+    settings, generators = before
+    call = workspace.fresh()
+    generators.restore()
+    try:
+        result = function(*call.args, **call.kwargs)
+        synchronize(devices)
+    finally:
+        changed_settings = _process.put_back(settings)
+    random = _process.random_state(devices)
+    tensors: list[torch.Tensor] = []
+    numbers: list[Any] = []
+    structure = _flatten(result, tensors, numbers)
+    del result
+    holders = [_holders(tensor) for tensor in tensors]
+    ranges = [_range(tensor) for tensor in tensors]
+    left = [f"leaves {name} at {value}" for name, value in changed_settings.items()]
+    left += _left_in_arguments(workspace, call)
+    return Seen(
+        structure,
+        tensors,
+        [_form(i, tensors, ranges, holders[i], call) for i in range(len(tensors))],
+        numbers,
+        [t.detach().clone() for t, m in zip(call.tensors, workspace.mutated, strict=True) if m],
+        left,
+        random,
+        ranges,
+    )
+
+
+def _holders(tensor: torch.Tensor) -> tuple[int, int, int]:
+    """Return how many hold a Tensor, its memory and what it is a view of, this look included."""
+    memory = base = 0
+    if tensor.layout is torch.strided and not tensor.is_meta:
+        memory = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+    if tensor._is_view():
+        memory -= 1  # the base, which the view holds
+        base = sys.getrefcount(tensor._base)
+    return sys.getrefcount(tensor), memory, base
+
+
+def _is_held(holders: tuple[int, int, int]) -> bool:
+    return any(now > alone for now, alone in zip(holders, _ALONE, strict=True))
+
+
+def _range(tensor: torch.Tensor) -> tuple[int, int]:
+    return _layout.byte_range(tensor) if tensor.layout is torch.strided else (0, 0)
+
+
+def _form(
+    i: int,
+    tensors: Sequence[torch.Tensor],
+    ranges: Sequence[tuple[int, int]],
+    holders: tuple[int, int, int],
+    call: Arguments,
+) -> Form:
+    tensor = tensors[i]
+    shares = []
+    argument_ranges = [_layout.byte_range(argument) for argument in call.tensors]
+    is_argument = None
+    for place, argument in enumerate(call.tensors):
+        if tensor is argument:
+            is_argument = place
+        if _overlap(ranges[i], argument_ranges[place]):
+            shares.append((place, ranges[i][0] - argument_ranges[place][0]))
+    for earlier in range(i):
+        if tensors[earlier] is tensor or _overlap(ranges[i], ranges[earlier]):
+            shares.append((-earlier - 1, ranges[i][0] - ranges[earlier][0]))
+    # An argument is held by the call; views of one memory count each other.
+    is_own = is_argument is None and not shares
+    return Form(
+        type(tensor),
+        tensor.dtype,
+        tuple(tensor.shape),
+        tensor.stride() if tensor.layout is torch.strided else (),
+        tensor.device,
+        tensor.layout,
+        tensor.requires_grad,
+        tensor.is_conj(),
+        tensor.is_neg(),
+        tensor.is_inference(),
+        is_argument,
+        tuple(shares),
+        is_own and _is_held(holders),
+    )
+
+
+def _overlap(a: tuple[int, int], b: tuple[int, int]) -> bool:
+    return a[0] < b[1] and b[0] < a[1]
+
+
+def _left_in_arguments(workspace: Workspace, call: Arguments) -> list[str]:
+    """Return what a call changed in its arguments although it may not, in words."""
+    left = []
+    for place, tensor, version, mutated in zip(
+        workspace.places, call.tensors, call.versions, workspace.mutated, strict=True
+    ):
+        was = place.tensor
+        block = workspace.blocks[place.block]
+        begin = _layout.address(block.copy) + place.offset
+        if (tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad) != (
+            was.shape,
+            was.stride(),
+            was.dtype,
+            was.requires_grad,
+        ) or (tensor.numel() and _layout.address(tensor) != begin):
+            left.append(f"gives {place.name} another shape, memory or requires_grad")
+        elif not mutated and version is not None and tensor._version != version:
+            left.append(f"changes {place.name}, which mutates_args does not name")
+    for number, block in enumerate(workspace.blocks):
+        places = [place for place in workspace.places if place.block == number]
+        names = ", ".join(dict.fromkeys(place.name for place in places))
+        if not block.is_guarded():
+            left.append(f"writes outside of {names}")
+        if torch.equal(block.copy, block.source):
+            block.is_clean = True
+        elif not _only_mutated(workspace, number):
+            left.append(f"changes {names} where mutates_args does not name it")
+    for name, part, before in call.parts:
+        if contents(part) != before:
+            left.append(f"changes {name} itself")
+    return list(dict.fromkeys(left))
+
+
+def _only_mutated(workspace: Workspace, number: int) -> bool:
+    """Return whether a block changed only where Tensors lie that may be changed."""
+    block = workspace.blocks[number]
+    if not block.mutated:
+        return False
+    after = block.copy.clone()
+    for place, mutated in zip(workspace.places, workspace.mutated, strict=True):
+        if place.block == number and mutated:
+            target = place.on(after, 0, place.raw_dtype)
+            origin = place.on(block.source, 0, place.raw_dtype)
+            for i, stride in enumerate(target.stride()):
+                if stride == 0:  # expanded: one element in memory
+                    target, origin = target.narrow(i, 0, 1), origin.narrow(i, 0, 1)
+            target.copy_(origin)
+    return torch.equal(after, block.source)
+
+
+def _look(make: Callable[[], torch.Tensor]) -> tuple[int, int, int]:
+    tensors: list[torch.Tensor] = []
+    result = make()
+    _flatten(result, tensors, [])
+    del result
+    holders = [_holders(tensor) for tensor in tensors]
+    return holders[0]
+
+
+# What a look finds at a Tensor, and at a view, that nobody else holds.
+_ALONE = (*_look(lambda: torch.empty(1))[:2], _look(lambda: torch.empty(2)[:1])[2])

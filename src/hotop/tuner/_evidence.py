@@ -1,0 +1,121 @@
+"""Whether data prove anything: constant data do not; other data of the same range are drawn."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from hotop.tuner._workspace import Block, Place, Workspace
+
+
+def is_constant(tensor: torch.Tensor) -> bool:
+    """Return whether a Tensor has two elements or more, and all of them alike or NaN."""
+    if tensor.numel() < 2:
+        return False
+    values = tensor.detach()
+    if values.dtype.is_floating_point or values.dtype.is_complex:
+        values = _readable(values)
+        if bool(values.isnan().all()):
+            return True
+    first = values[(0,) * values.dim()]
+    return bool((values == first).all())
+
+
+def _readable(values: torch.Tensor) -> torch.Tensor:
+    """Return values of a dtype that PyTorch can compare."""
+    return (
+        values.float() if values.dtype.is_floating_point and values.element_size() == 1 else values
+    )
+
+
+def constant_arguments(workspace: Workspace) -> list[str]:
+    """Return the names of the arguments whose floating-point or bool data are all alike."""
+    return sorted(
+        {place.name for place in workspace.places if _may_draw(place) and is_constant(place.tensor)}
+    )
+
+
+def _may_draw(place: Place) -> bool:
+    # Whole numbers may be indices or packed codes: others could lead out of bounds.
+    dtype = place.tensor.dtype
+    return dtype.is_floating_point or dtype.is_complex or dtype is torch.bool
+
+
+def draw(workspace: Workspace) -> list[torch.Tensor] | None:
+    """Return other data for the blocks; None: there is nothing that may be drawn.
+
+    Values that differ change their places; data that are all alike, and single numbers, are drawn
+    from the range that they span with zero (on a CPU, of both signs). Whole numbers stay.
+    """
+    sources = [block.source.clone() for block in workspace.blocks]
+    drawn = False
+    for i, place in enumerate(workspace.places):
+        others = [p for p in workspace.places if p.block == place.block and not _may_draw(p)]
+        if place.tensor.numel() == 0 or not _may_draw(place) or others:
+            continue
+        drawn |= _redraw(place, sources[place.block], seed=i)
+    return sources if drawn else None
+
+
+def _redraw(place: Place, source: torch.Tensor, seed: int) -> bool:
+    raw = place.on(source, 0, place.raw_dtype)
+    # What is expanded is one element in memory.
+    for i, stride in enumerate(raw.stride()):
+        if stride == 0:
+            raw = raw.narrow(i, 0, 1)
+    typed = raw.view(place.tensor.dtype)
+    if raw.numel() > 1 and not is_constant(typed):
+        flat = raw.reshape(-1)
+        shift = max(1, flat.numel() * 3 // 8)
+        raw.copy_(torch.cat([flat[shift:], flat[:shift]]).view(raw.shape))
+        return True
+    values = _values(typed, seed)
+    if values is None:
+        return False
+    typed.copy_(values)
+    return True
+
+
+def _values(like: torch.Tensor, seed: int) -> torch.Tensor | None:
+    generator = torch.Generator(like.device).manual_seed(seed)
+
+    def uniform() -> torch.Tensor:
+        return torch.rand(like.shape, generator=generator, device=like.device)
+
+    if like.dtype is torch.bool:
+        return uniform() < 0.5 if like.numel() > 1 else None
+    first = _readable(like.reshape(-1)[:1]).item()
+    size = abs(first)
+    if not math.isfinite(size) or size == 0:
+        first = size = 1.0
+    if like.numel() == 1:  # a scale, a probability, a temperature
+        return (first * (0.5 + 0.5 * uniform())).to(like.dtype)
+    if like.dtype.is_complex:
+        return torch.complex(uniform() - 0.5, uniform() - 0.5).mul(2 * size).to(like.dtype)
+    # A value out of its range ends a CUDA process; on a CPU it is an error.
+    values = uniform() * 2 - 1 if like.device.type == "cpu" else uniform()
+    scale = size if like.device.type == "cpu" else first
+    return (values * scale).to(like.dtype)
+
+
+class Sources:
+    """The data of the call while inside, other data for a while."""
+
+    def __init__(self, blocks: Sequence[Block], sources: Sequence[torch.Tensor]) -> None:
+        self._blocks = blocks
+        self._sources = sources
+
+    def __enter__(self) -> None:
+        self._swap()
+
+    def __exit__(self, *_: object) -> None:
+        self._swap()
+
+    def _swap(self) -> None:
+        theirs = [block.source for block in self._blocks]
+        for block, source in zip(self._blocks, self._sources, strict=True):
+            block.source = source
+            block.is_clean = False
+        self._sources = theirs

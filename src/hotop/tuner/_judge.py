@@ -1,0 +1,180 @@
+"""Whether a tactic is the op: result, effects and memory of its calls against the default's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch.testing._comparison import default_tolerances
+
+from hotop.tuner._call import Form, Refused, Seen
+from hotop.tuner._evidence import is_constant
+
+_FORM_WORDS = {
+    "type": "class",
+    "is_conj": "lazy conjugation",
+    "is_neg": "lazy negation",
+    "is_inference": "is_inference()",
+}
+
+
+@dataclass(frozen=True)
+class Check:
+    """How a tactic's result is compared with the reference's before the tactic may win."""
+
+    reference: Any
+    rtol: float | None
+    atol: float | None
+
+
+def check_effects(found: Seen, usual: Seen) -> None:
+    """Compare all but values: what a call leaves behind, and the form of what it returns.
+
+    Raises:
+        Refused: It is not what ``usual``, a call of the default tactic, does.
+    """
+    for problem in found.left:
+        if problem not in usual.left:
+            raise Refused(problem)
+    if not found.random.is_equal(usual.random):
+        raise Refused("draws other random numbers than the default")
+    if found.structure != usual.structure:
+        raise Refused(
+            "differs from the reference: returns "
+            f"{_words(found.structure)}, not {_words(usual.structure)}"
+        )
+    for i, (ours, theirs) in enumerate(zip(found.forms, usual.forms, strict=True)):
+        _check_form(ours, theirs, f"result {i}" if len(found.forms) > 1 else "the result")
+
+
+def _check_form(ours: Form, theirs: Form, which: str) -> None:
+    if ours.is_held and not theirs.is_held:
+        raise Refused(f"keeps {which}, or memory of it, and may change it later")
+    if ours.is_argument != theirs.is_argument or ours.shares != theirs.shares:
+        raise Refused(f"{which} shares memory with {_shared(ours)}, not with {_shared(theirs)}")
+    for one in fields(Form):
+        found, usual = getattr(ours, one.name), getattr(theirs, one.name)
+        if one.name not in ("is_held", "is_argument", "shares") and found != usual:
+            name = _FORM_WORDS.get(one.name, one.name)
+            raise Refused(f"differs from the reference: {name} of {which} is {found}, not {usual}")
+
+
+def _shared(form: Form) -> str:
+    names = [
+        f"argument {place}" if place >= 0 else f"result {-place - 1}" for place, _ in form.shares
+    ]
+    return " and ".join(names) or "nothing"
+
+
+def _words(structure: Any) -> str:
+    if isinstance(structure, tuple):
+        kind, parts = structure
+        return f"{kind.__name__} of {len(parts)}"
+    return str(structure.__name__)
+
+
+def check_values(found: Seen, expected: Seen, check: Check) -> None:
+    """Compare values of the results and of the changed arguments.
+
+    Raises:
+        Refused: They differ by more than the tolerances.
+    """
+    if len(found.tensors) != len(expected.tensors) or found.structure != expected.structure:
+        raise Refused(f"differs from the reference: returns {_words(found.structure)}")
+    pairs = [
+        *zip(found.tensors, expected.tensors, strict=True),
+        *zip(found.changed, expected.changed, strict=True),
+    ]
+    for ours, theirs in pairs:
+        _check_close(ours, theirs, check)
+    for our_number, their_number in zip(found.numbers, expected.numbers, strict=True):
+        if type(our_number) in (float, complex) and type(their_number) is type(our_number):
+            _check_close(our_number, their_number, check)
+        elif type(our_number) is not type(their_number) or our_number != their_number:
+            raise Refused(
+                f"differs from the reference: {our_number!r:.100} instead of {their_number!r:.100}"
+            )
+
+
+def _check_close(ours: Any, theirs: Any, check: Check) -> None:
+    rtol, atol = _tolerances(theirs, check)
+    try:
+        torch.testing.assert_close(
+            ours, theirs, rtol=rtol, atol=atol, equal_nan=True, check_stride=False
+        )
+    except AssertionError as error:
+        raise Refused(f"differs from the reference: {' '.join(str(error).split())}") from None
+
+
+def _tolerances(expected: Any, check: Check) -> tuple[float, float]:
+    is_tensor = isinstance(expected, torch.Tensor)
+    dtype = expected.dtype if is_tensor else torch.float64
+    rtol, atol = default_tolerances(dtype)
+    # Where results are small, PyTorch's absolute tolerance would let zeros pass.
+    if atol:
+        atol *= min(1.0, _magnitude(expected))
+    return (
+        rtol if check.rtol is None else check.rtol,
+        atol if check.atol is None else check.atol,
+    )
+
+
+def _magnitude(values: Any) -> float:
+    """Return the median of the magnitudes that are neither zero nor infinite; 0: there are none."""
+    if not isinstance(values, torch.Tensor):
+        return abs(values) if math.isfinite(abs(values)) else 0.0
+    sizes = values.detach().abs()
+    sizes = sizes.to(torch.float64 if sizes.dtype is torch.float64 else torch.float32)
+    sizes = sizes[sizes.isfinite() & (sizes > 0)]
+    return float(sizes.median()) if sizes.numel() else 0.0
+
+
+def check_kept(earlier: Sequence[Seen], now: Seen) -> None:
+    """Compare the memory of results of several calls, all of which are still held.
+
+    Raises:
+        Refused: A call returned memory of an earlier one.
+    """
+    for seen in earlier:
+        for i, before in enumerate(seen.ranges):
+            for j, after in enumerate(now.ranges):
+                # What lies in an argument was compared with the default's.
+                if seen.forms[i].shares or now.forms[j].shares or seen.forms[i].is_held:
+                    continue
+                if before[0] < after[1] and after[0] < before[1]:
+                    raise Refused("returns memory of an earlier result again, and changes it")
+
+
+def unproven(rounds: Sequence[Seen]) -> str | None:
+    """Return what of the expected results says nothing, in words; None: they all vary.
+
+    ``rounds`` are results for the call's data and, where others could be drawn, for those.
+    """
+    if any(seen.structure != rounds[0].structure for seen in rounds):
+        return None
+    if not rounds[0].tensors and not rounds[0].changed and not any(rounds[0].numbers):
+        return "it returns nothing and changes nothing"
+    alike = varying = has_one = False
+    for values in zip(*([*seen.tensors, *seen.changed] for seen in rounds), strict=True):
+        if values[0].numel() > 1:
+            alike |= all(is_constant(value) for value in values)
+            varying = True
+        elif values[0].numel() == 1:
+            has_one = True
+            varying |= any(not _equal(value, values[0]) for value in values[1:])
+    for numbers in zip(*(seen.numbers for seen in rounds), strict=True):
+        if type(numbers[0]) in (bool, int, float, complex):
+            has_one = True
+            varying |= any(number != numbers[0] for number in numbers[1:])
+    if alike:
+        return "all values of a result are alike"
+    if has_one and not varying and len(rounds) > 1:
+        return "the result is the same for other data"
+    return None
+
+
+def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))

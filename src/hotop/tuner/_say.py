@@ -1,0 +1,16 @@
+"""One line to the user, which never ends what goes on."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+
+logger = logging.getLogger("hotop")
+
+
+def say(text: str) -> None:
+    """Warn; where warnings are errors, log: a report must not stop the measurement it is about."""
+    try:
+        warnings.warn(text, RuntimeWarning, stacklevel=3)
+    except RuntimeWarning:
+        logger.warning("%s", text)

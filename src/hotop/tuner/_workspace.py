@@ -1,0 +1,292 @@
+"""Copies of a call's arguments, for tactics to work on: laid out as in the call, made anew."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import enum
+import functools
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from hotop.tuner import _layout
+from hotop.tuner._key import NotKeyable, Parameter, is_tensor, why_opaque
+
+# Copies begin at the same distance from a multiple of this many bytes as the call's Tensors.
+_ALIGNMENT = 512
+# Bytes before and behind a copy that nothing may write.
+_GUARD = 512
+_GUARD_BYTE = 0xA5
+_WHOLE_NUMBERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+# Values that nobody can change, and handles of the process.
+_SHARED = (
+    type(None), bool, int, float, complex, str, bytes, range, slice, type, enum.Enum,
+    types.FunctionType, types.BuiltinFunctionType, types.ModuleType,
+    torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Stream, torch.Event,
+)  # fmt: skip
+
+
+@dataclass
+class Block:
+    """The memory of one Tensor, or of several that lie in one storage or overlap.
+
+    Attributes:
+        source: uint8: what a copy starts from; the call's own memory where that is in one piece.
+        mutated: The function may change it.
+    """
+
+    source: torch.Tensor
+    begin: int
+    mutated: bool
+    room: torch.Tensor = field(init=False)
+    offset: int = field(init=False)
+    is_clean: bool = field(init=False, default=False)
+
+    def __post_init__(self) -> None:
+        size = self.source.numel()
+        room = torch.empty(size + 2 * _GUARD + _ALIGNMENT, dtype=torch.uint8, device=self.device)
+        self.room = room.fill_(_GUARD_BYTE)
+        self.offset = _GUARD + (self.begin - room.data_ptr() - _GUARD) % _ALIGNMENT
+
+    @property
+    def device(self) -> torch.device:
+        return self.source.device
+
+    @property
+    def copy(self) -> torch.Tensor:
+        """The bytes that tactics work on."""
+        return self.room.narrow(0, self.offset, self.source.numel())
+
+    def refresh(self) -> None:
+        """Make the copy equal to its source."""
+        if not self.is_clean:
+            self.room.fill_(_GUARD_BYTE)
+            self.copy.copy_(self.source)
+            self.is_clean = True
+
+    def is_intact(self) -> bool:
+        """Return whether the copy and the bytes around it are as :meth:`refresh` made them."""
+        self.is_clean = torch.equal(self.copy, self.source) and self.is_guarded()
+        return self.is_clean
+
+    def is_guarded(self) -> bool:
+        """Return whether the bytes around the copy are as they were."""
+        around = self.room[: self.offset], self.room[self.offset + self.source.numel() :]
+        return all(bool((part == _GUARD_BYTE).all()) for part in around)
+
+
+@dataclass(frozen=True)
+class Place:
+    """One Tensor of the call: whose it is and where it lies."""
+
+    name: str
+    tensor: torch.Tensor
+    block: int
+    offset: int  # bytes from the block's begin
+
+    def on(self, room: torch.Tensor, offset: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Return the Tensor that lies in this place of other bytes, which begin at ``offset``."""
+        like = self.tensor
+        dtype = like.dtype if dtype is None else dtype
+        made = torch.empty(0, dtype=dtype, device=room.device)
+        begin = room.storage_offset() + offset + self.offset
+        return made.set_(
+            room.untyped_storage(), begin // like.element_size(), like.shape, like.stride()
+        )
+
+    @property
+    def raw_dtype(self) -> torch.dtype:
+        """A dtype that keeps every bit: copying a bool makes other bytes into True."""
+        return _WHOLE_NUMBERS.get(self.tensor.element_size(), self.tensor.dtype)
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """One call's arguments, all of them copies.
+
+    Attributes:
+        tensors: The copies, in the order of :attr:`Workspace.places`.
+        versions: Their version counters at the start, None for inference Tensors.
+        parts: The containers and generators, with what they held at the start.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    tensors: list[torch.Tensor]
+    versions: list[int | None]
+    parts: list[tuple[str, Any, Any]]
+
+
+class Workspace:
+    """Makes arguments for calls that shall all start from the same data.
+
+    Raises:
+        NotKeyable: An argument cannot be copied.
+    """
+
+    def __init__(
+        self, parameters: Sequence[Parameter], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> None:
+        by_name = {parameter.name: parameter for parameter in parameters}
+        named = list(zip((p.name for p in parameters), args, strict=False))
+        self._given = [*named, *kwargs.items()]
+        self._positional = len(named)
+        self._has_objects = False
+        self._found: dict[int, tuple[str, torch.Tensor, bool]] = {}
+        for name, value in self._given:
+            mutated = by_name[name].mutated
+            self._rebuild(name, value, functools.partial(self._find, name, mutated), [])
+        found = list(self._found.values())
+        self.blocks, self.places = _lay_out(found)
+        self._indices = {id(tensor): i for i, (_, tensor, _) in enumerate(found)}
+        self.mutated = [mutated for _, _, mutated in found]
+        #: Whether a call leaves traces in its arguments, so that the next one needs new ones.
+        self.is_consumed = any(self.mutated) or self._has_objects
+
+    def _find(self, name: str, mutated: bool, tensor: torch.Tensor) -> torch.Tensor:
+        reason = why_opaque(tensor)
+        if reason is not None or tensor.is_meta:
+            raise NotKeyable(f"{name} is {reason or 'on meta, without data'}")
+        if _layout.address(tensor) % tensor.element_size():
+            raise NotKeyable(f"{name} lies at an address that its dtype does not allow")
+        known = self._found.get(id(tensor))
+        self._found[id(tensor)] = (name, tensor, mutated or (known is not None and known[2]))
+        return tensor
+
+    def fresh(self) -> Arguments:
+        """Return arguments for one call, in the state of the measured call."""
+        for block in self.blocks:
+            block.refresh()
+            block.is_clean = False
+        tensors = [self._make(place) for place in self.places]
+        parts: list[tuple[str, Any, Any]] = []
+
+        def copied(tensor: torch.Tensor) -> torch.Tensor:
+            return tensors[self._indices[id(tensor)]]
+
+        values = [self._rebuild(name, value, copied, parts) for name, value in self._given]
+        names = [name for name, _ in self._given[self._positional :]]
+        return Arguments(
+            tuple(values[: self._positional]),
+            dict(zip(names, values[self._positional :], strict=True)),
+            tensors,
+            [None if tensor.is_inference() else tensor._version for tensor in tensors],
+            parts,
+        )
+
+    def _make(self, place: Place) -> torch.Tensor:
+        original = place.tensor
+        block = self.blocks[place.block]
+        with torch.inference_mode(original.is_inference()), torch.no_grad():
+            made = place.on(block.room, block.offset)
+            if type(original) is torch.nn.Parameter:
+                return torch.nn.Parameter(made, requires_grad=original.requires_grad)
+        return made.requires_grad_() if original.requires_grad else made
+
+    def _rebuild(
+        self,
+        name: str,
+        value: Any,
+        copied: Callable[[torch.Tensor], torch.Tensor],
+        parts: list[tuple[str, Any, Any]],
+    ) -> Any:
+        """Return a value with its containers made anew and its Tensors exchanged."""
+
+        def again(one: Any) -> Any:
+            return self._rebuild(name, one, copied, parts)
+
+        if is_tensor(value):
+            return copied(value)
+        kind = type(value)
+        if kind is torch.Size or issubclass(kind, _SHARED):
+            return value
+        made: Any
+        if kind in (list, set, frozenset, tuple):
+            made = kind(again(one) for one in value)
+        elif issubclass(kind, tuple) and hasattr(kind, "_fields"):
+            made = kind(*(again(one) for one in value))
+        elif kind is dict:
+            made = {again(key): again(one) for key, one in value.items()}
+        elif kind is torch.Generator:
+            made = value.clone_state()
+        elif dataclasses.is_dataclass(kind) and not hasattr(kind, "__deepcopy__"):
+            self._has_objects = True
+            made = copy.copy(value)
+            for one in dataclasses.fields(kind):
+                if hasattr(value, one.name):
+                    object.__setattr__(made, one.name, again(getattr(value, one.name)))
+        else:
+            self._has_objects = True
+            try:
+                return copy.deepcopy(value)
+            except Exception as error:
+                text = f"{name} is a {kind.__name__}, which cannot be copied ({error})"
+                raise NotKeyable(text) from None
+        self._has_objects |= kind is torch.Generator
+        if kind in (list, dict, set, torch.Generator):
+            parts.append((name, made, contents(made)))
+        return made
+
+
+def contents(container: Any) -> Any:
+    """Return what a container holds, or a generator's state, in a form that can be compared."""
+    if type(container) is torch.Generator:
+        return bytes(container.get_state().numpy())
+    if type(container) is dict:
+        return [(id(key), id(value)) for key, value in container.items()]
+    if type(container) is set:
+        return {id(one) for one in container}
+    return [id(one) for one in container]
+
+
+def _lay_out(
+    found: Sequence[tuple[str, torch.Tensor, bool]],
+) -> tuple[list[Block], list[Place]]:
+    """Group Tensors by memory: one storage, or addresses that overlap."""
+    ranges = [_layout.byte_range(tensor) for _, tensor, _ in found]
+    groups: list[list[int]] = []
+    for i, (_, tensor, _) in enumerate(found):
+        mine = [i]
+        for group in list(groups):
+            if any(_share(found[j][1], ranges[j], tensor, ranges[i]) for j in group):
+                groups.remove(group)
+                mine = group + mine
+        groups.append(mine)
+    blocks, places = [], {}
+    for number, group in enumerate(groups):
+        begin = min(ranges[i][0] for i in group)
+        end = max(ranges[i][1] for i in group)
+        for i in group:
+            name, tensor, _ = found[i]
+            places[i] = Place(name, tensor, number, ranges[i][0] - begin)
+        members = [places[i] for i in group]
+        mutated = any(found[i][2] for i in group)
+        blocks.append(Block(_source(members, end - begin), begin, mutated))
+    return blocks, [places[i] for i in range(len(found))]
+
+
+def _share(
+    a: torch.Tensor, a_range: tuple[int, int], b: torch.Tensor, b_range: tuple[int, int]
+) -> bool:
+    if a.device != b.device:
+        return False
+    same = a.untyped_storage()._cdata == b.untyped_storage()._cdata
+    return same or (a_range[0] < b_range[1] and b_range[0] < a_range[1])
+
+
+def _source(members: Sequence[Place], size: int) -> torch.Tensor:
+    first = min(members, key=lambda place: place.offset).tensor
+    storages = {place.tensor.untyped_storage()._cdata for place in members}
+    if len(storages) == 1:
+        begin = first.storage_offset() * first.element_size()
+        made = torch.empty(0, dtype=torch.uint8, device=first.device)
+        return made.set_(first.untyped_storage(), begin, (size,), (1,))
+    made = torch.zeros(size, dtype=torch.uint8, device=first.device)
+    for place in members:
+        raw = place.tensor.detach().view(place.raw_dtype)
+        place.on(made, 0, place.raw_dtype).copy_(raw)
+    return made
