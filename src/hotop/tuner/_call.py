@@ -86,7 +86,7 @@ def _flatten(value: Any, tensors: list[torch.Tensor], others: list[Any]) -> Any:
         return kind, tuple(_flatten(one, tensors, others) for one in value)
     if kind is dict:
         return kind, tuple((key, _flatten(one, tensors, others)) for key, one in value.items())
-    raise Refused(f"returns a {kind.__name__}, which cannot be compared")
+    raise Refused(f"returns a value of the type {kind.__name__}, which cannot be compared")
 
 
 def synchronize(devices: Sequence[int]) -> None:
@@ -213,6 +213,8 @@ def _left_in_arguments(workspace: Workspace, call: Arguments) -> list[str]:
             was.requires_grad,
         ) or (tensor.numel() and _layout.address(tensor) != begin):
             left.append(f"gives {place.name} another shape, memory or requires_grad")
+        elif contents(tensor.__dict__) != contents(was.__dict__):
+            left.append(f"sets attributes of {place.name}")
         elif not mutated and version is not None and tensor._version != version:
             left.append(f"changes {place.name}, which mutates_args does not name")
     for number, block in enumerate(workspace.blocks):

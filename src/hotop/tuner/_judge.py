@@ -30,8 +30,10 @@ class Check:
     atol: float | None
 
 
-def check_effects(found: Seen, usual: Seen) -> None:
+def check_effects(found: Seen, usual: Seen, arguments: Sequence[str]) -> None:
     """Compare all but values: what a call leaves behind, and the form of what it returns.
+
+    ``arguments``: the names of the Tensors that a form counts.
 
     Raises:
         Refused: It is not what ``usual``, a call of the default tactic, does.
@@ -47,14 +49,19 @@ def check_effects(found: Seen, usual: Seen) -> None:
             f"{_words(found.structure)}, not {_words(usual.structure)}"
         )
     for i, (ours, theirs) in enumerate(zip(found.forms, usual.forms, strict=True)):
-        _check_form(ours, theirs, f"result {i}" if len(found.forms) > 1 else "the result")
+        _check_form(ours, theirs, _result(i, found), arguments)
 
 
-def _check_form(ours: Form, theirs: Form, which: str) -> None:
+def _result(i: int, seen: Seen) -> str:
+    return f"result {i}" if len(seen.forms) > 1 else "the result"
+
+
+def _check_form(ours: Form, theirs: Form, which: str, arguments: Sequence[str]) -> None:
     if ours.is_held and not theirs.is_held:
         raise Refused(f"keeps {which}, or memory of it, and may change it later")
     if ours.is_argument != theirs.is_argument or ours.shares != theirs.shares:
-        raise Refused(f"{which} shares memory with {_shared(ours)}, not with {_shared(theirs)}")
+        found, usual = _shared(ours, arguments), _shared(theirs, arguments)
+        raise Refused(f"{which} shares memory with {found}, that of the default with {usual}")
     for one in fields(Form):
         found, usual = getattr(ours, one.name), getattr(theirs, one.name)
         if one.name not in ("is_held", "is_argument", "shares") and found != usual:
@@ -62,18 +69,23 @@ def _check_form(ours: Form, theirs: Form, which: str) -> None:
             raise Refused(f"differs from the reference: {name} of {which} is {found}, not {usual}")
 
 
-def _shared(form: Form) -> str:
+def _shared(form: Form, arguments: Sequence[str]) -> str:
+    if form.is_argument is not None:
+        return f"{arguments[form.is_argument]} (it is that argument)"
     names = [
-        f"argument {place}" if place >= 0 else f"result {-place - 1}" for place, _ in form.shares
+        (arguments[place] if place >= 0 else f"result {-place - 1}") + f" at {distance} bytes"
+        for place, distance in form.shares
     ]
     return " and ".join(names) or "nothing"
 
 
 def _words(structure: Any) -> str:
-    if isinstance(structure, tuple):
-        kind, parts = structure
-        return f"{kind.__name__} of {len(parts)}"
-    return str(structure.__name__)
+    if not isinstance(structure, tuple):
+        return str(structure.__name__)
+    kind, parts = structure
+    if kind is dict:
+        return "{" + ", ".join(f"{key!r}: {_words(part)}" for key, part in parts) + "}"
+    return f"{kind.__name__}({', '.join(map(_words, parts))})"
 
 
 def check_values(found: Seen, expected: Seen, check: Check) -> None:

@@ -143,7 +143,7 @@ class Trial:
         _judge.check_values(first, self._expected, self._tunable.check)
 
     def _compare(self, found: Seen, expected: Seen) -> None:
-        _judge.check_effects(found, self._usual)
+        _judge.check_effects(found, self._usual, [p.name for p in self.workspace.places])
         _judge.check_values(found, expected, self._tunable.check)
 
     def watched(self, step: Callable[[], Any]) -> Any:

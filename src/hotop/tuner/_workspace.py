@@ -184,8 +184,9 @@ class Workspace:
         with torch.inference_mode(original.is_inference()), torch.no_grad():
             made = place.on(block.room, block.offset)
             if type(original) is torch.nn.Parameter:
-                return torch.nn.Parameter(made, requires_grad=original.requires_grad)
-        return made.requires_grad_() if original.requires_grad else made
+                made = torch.nn.Parameter(made, requires_grad=original.requires_grad)
+        made.__dict__.update(original.__dict__)
+        return made.requires_grad_(original.requires_grad)
 
     def _rebuild(
         self,
