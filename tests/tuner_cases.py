@@ -1,8 +1,12 @@
 """Tunables whose tactics count their calls, and the same tunable on the look-up in Python."""
 
+import re
+import warnings
+from dataclasses import dataclass
+
 from torch import Tensor
 
-from hotop.tuner import _table, _tunable, tunable
+from hotop.tuner import _store, _table, _tunable, default_path, tunable, tuning
 
 
 def tagged(tag, base=lambda x: x):
@@ -41,3 +45,40 @@ def python_twin(original):
     names["__init__"] = __init__
     original._functions_ = [tactic.function for tactic in original.tactics.values()]
     return type("Twin", (_table.PythonTunable,), names)(original)
+
+
+def slow(x: Tensor) -> Tensor:
+    """What any tactic beats."""
+    for _ in range(60):
+        x = x + 0
+    return x
+
+
+def tune(f, *args, **kwargs):
+    """Tune one call; return what it returned, the tactics that are out with reasons, the winner."""
+    with warnings.catch_warnings(record=True) as caught, tuning(rounds=3, batch_us=20):
+        warnings.simplefilter("always")
+        result = f(*args, **kwargs)
+    out = {}
+    for warning in caught:
+        found = re.search(r"tactic '(.*?)' is out for .*?\]: (.*)", str(warning.message), re.S)
+        if found:
+            out[found[1]] = found[2]
+    return Tuned(result, out, [str(warning.message) for warning in caught], winner(f))
+
+
+def winner(f):
+    """Return the tactic that won the last key of a tunable; None: no key is tuned."""
+    path = default_path()
+    op = _store.read(path).ops.get(f.name) if path.exists() else None
+    if op is None or not op["choices"]:
+        return None
+    return max(op["choices"].values(), key=lambda choice: choice.measured_at).tactic
+
+
+@dataclass
+class Tuned:
+    result: object
+    out: dict
+    said: list
+    winner: str | None

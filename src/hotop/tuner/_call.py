@@ -55,6 +55,7 @@ class Seen:
         numbers: Everything else of the result.
         changed: Copies of the changed arguments' Tensors, after the call.
         left: Arguments and settings that are not as they were, in words.
+        random, generators: The states of the process's generators, and of those among the arguments.
     """
 
     structure: Any
@@ -64,6 +65,7 @@ class Seen:
     changed: list[torch.Tensor]
     left: list[str]
     random: _process.RandomState
+    generators: list[bytes]
     ranges: list[tuple[int, int]]
 
 
@@ -132,6 +134,7 @@ def run(
         [t.detach().clone() for t, m in zip(call.tensors, workspace.mutated, strict=True) if m],
         left,
         random,
+        [_state(part) for _, part, _ in call.parts if type(part) is torch.Generator],
         ranges,
     )
 
@@ -149,6 +152,10 @@ def _holders(tensor: torch.Tensor) -> tuple[int, int, int]:
 
 def _is_held(holders: tuple[int, int, int]) -> bool:
     return any(now > alone for now, alone in zip(holders, _ALONE, strict=True))
+
+
+def _state(generator: torch.Generator) -> bytes:
+    return bytes(generator.get_state().numpy())
 
 
 def _range(tensor: torch.Tensor) -> tuple[int, int]:

@@ -41,7 +41,7 @@ def check_effects(found: Seen, usual: Seen, arguments: Sequence[str]) -> None:
     for problem in found.left:
         if problem not in usual.left:
             raise Refused(problem)
-    if not found.random.is_equal(usual.random):
+    if not found.random.is_equal(usual.random) or found.generators != usual.generators:
         raise Refused("draws other random numbers than the default")
     if found.structure != usual.structure:
         raise Refused(

@@ -13,6 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import overrides
+from torch.utils import _python_dispatch
+
+from hotop.tuner._say import say
 
 Settings = dict[str, Any]
 
@@ -33,7 +37,7 @@ def _default_device() -> Any:
 def _leave_modes(stack: str) -> _Setting:
     """Modes are entered and left; what was left behind on top is taken off."""
     length = getattr(torch._C, f"_len_torch_{stack}_stack")
-    pop = getattr(torch._C, f"_pop_torch_{stack}_stack")
+    pop: Any = overrides._pop_mode if stack == "function" else _python_dispatch._pop_mode
 
     def cut(before: int) -> None:
         while length() > before:
@@ -106,10 +110,10 @@ _SETTINGS: dict[str, _Setting] = {
         torch._C._is_multithreading_enabled,
         torch._C._set_multithreading_enabled,
     ),
-    "the stack of function modes": _leave_modes("function"),
-    "the stack of dispatch modes": _leave_modes("dispatch"),
     "the default dtype": _Setting(torch.get_default_dtype, torch.set_default_dtype),
     "the default device": _Setting(_default_device, torch.set_default_device),
+    "the stack of function modes": _leave_modes("function"),
+    "the stack of dispatch modes": _leave_modes("dispatch"),
     "the number of threads": _Setting(torch.get_num_threads, torch.set_num_threads),
     "deterministic algorithms": _Setting(
         torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode
@@ -159,7 +163,10 @@ def put_back(before: Settings) -> dict[str, Any]:
     after = settings()
     changed = {name: after[name] for name, value in before.items() if after[name] != value}
     for name in changed:
-        _SETTINGS[name].set(before[name])
+        try:
+            _SETTINGS[name].set(before[name])
+        except Exception as error:
+            say(f"tuning changed {name} from {before[name]!r} and cannot set it back: {error}")
     if "inference mode" in changed:  # it sets others
         put_back(before)
     return {name: value for name, value in changed.items() if not _SETTINGS[name].is_quiet}

@@ -1,0 +1,357 @@
+"""Tuning works on copies: nothing of the caller's changes, and they are laid out as the call."""
+
+import dataclasses
+import gc
+import os
+import random
+import sys
+import warnings
+from collections import namedtuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hotop
+from hotop.tuner import _key, _process, tunable, tuning
+from hotop.tuner._workspace import Workspace
+from tuner_cases import slow, tune
+
+numpy = pytest.importorskip("numpy")
+
+
+@pytest.fixture(autouse=True)
+def own_directory(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOTOP_TUNER_DIR", str(tmp_path))
+    hotop.tuner.clear()
+    yield
+    hotop.tuner.clear()
+
+
+def add_one(value):
+    """Add 1 in place to every Tensor in a value."""
+    if isinstance(value, Tensor):
+        value.add_(1)
+    elif isinstance(value, dict):
+        [add_one(one) for one in value.values()]
+    elif dataclasses.is_dataclass(value):
+        [add_one(getattr(value, field.name)) for field in dataclasses.fields(value)]
+    elif isinstance(value, list | tuple):
+        [add_one(one) for one in value]
+
+
+Pair = namedtuple("Pair", "left right")
+
+
+@dataclasses.dataclass
+class Meta:
+    lengths: Tensor
+    name: str = "m"
+
+
+def holders():
+    a, b = torch.zeros(3), torch.zeros(2, 2)
+    base = torch.zeros(2, 4)
+    return {
+        "Tensor": a,
+        "list": [a, b],
+        "tuple": (a, b),
+        "optional list": [a, None, b],
+        "views of one base": [base[0], base[1]],
+        "interleaved": [base[:, 0], base[:, 1]],
+        "the same twice": [a, a],
+        "overlapping": [base.view(-1)[:5], base.view(-1)[3:]],
+        "nested": [[a], [b, [base]]],
+        "dict": {"a": a, "b": [b]},
+        "namedtuple": Pair(a, (b,)),
+        "dataclass": Meta(a),
+        "Parameter": nn.Parameter(a, requires_grad=False),
+    }
+
+
+@pytest.mark.parametrize("declared", [True, False])
+@pytest.mark.parametrize("holder", holders())
+def test_every_holder_of_tensors_is_copied(holder, declared):
+    """The values that have no key come as an ignored parameter, whose Tensors are copied too."""
+
+    def body(x, xs):
+        add_one(xs)
+        return x * 2
+
+    f = tunable(
+        "c::holder",
+        mutates_args=["xs"] if declared else [],
+        ignore=["xs"],
+        tactics={"b": lambda x, xs: body(slow(x), xs)},
+    )(body)
+    xs = holders()[holder]
+    expected = holders()[holder]
+    add_one(expected)
+    f.tactics["default"].function(torch.ones(2), holders()[holder])
+    tune(f, torch.ones(2), xs)
+    assert repr(xs) == repr(expected), "exactly one call's work"
+
+
+def test_a_list_named_in_mutates_args():
+    """The example of the issue: 714 instead of 1."""
+
+    def body(xs: list[Tensor]) -> None:
+        for x in xs:
+            x.add_(1)
+
+    f = tunable("c::list", mutates_args=["xs"], tactics={"b": lambda xs: body(xs)})(body)
+    a = torch.zeros(3)
+    tune(f, [a])
+    assert a.tolist() == [1, 1, 1]
+    op = hotop.custom_op("tuner_copies::list", f, mutates_args=["xs"])
+    with tuning(rounds=1, batch_us=5):
+        op([a, torch.zeros(2)])
+    assert a.tolist() == [2, 2, 2]
+
+
+def test_bytes_of_bools_stay():
+    x = torch.full((4,), 255, dtype=torch.uint8).view(torch.bool)
+    f = tunable("c::bool", tactics={"b": lambda x: x.int() * 1})(lambda x: x.int())
+    tune(f, x)
+    assert x.view(torch.uint8).tolist() == [255] * 4
+
+    def invert(x):
+        x.logical_not_()
+
+    g = tunable("c::bool_", mutates_args=["x"], tactics={"b": invert})(lambda x: invert(x))
+    tune(g, x)
+    assert x.tolist() == [False] * 4
+
+
+LAYOUTS = {
+    "plain": lambda: torch.randn(4, 6),
+    "transposed": lambda: torch.randn(6, 4).t(),
+    "permuted": lambda: torch.randn(2, 3, 4).permute(1, 2, 0),
+    "channels_last": lambda: torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+    "expanded": lambda: torch.randn(1, 6).expand(4, 6),
+    "gaps": lambda: torch.randn(4, 12)[:, ::2],
+    "rows of a wide base": lambda: torch.randn(4, 100)[:, :6],
+    "odd offset": lambda: torch.randn(25)[1:].view(4, 6),
+    "windows": lambda: torch.randn(20).unfold(0, 6, 2),
+    "odd strides of size 1": lambda: torch.randn(8, 1).t(),
+    "no elements": lambda: torch.randn(0, 6),
+    "no dimensions": lambda: torch.randn(()),
+    "bfloat16": lambda: torch.randn(3, 5).bfloat16()[:, 1:],
+    "complex": lambda: torch.randn(3, 5, dtype=torch.complex64)[1:],
+    "Parameter": lambda: nn.Parameter(torch.randn(2, 3)),
+    "float8": lambda: torch.randn(4, 4).to(torch.float8_e4m3fn).t(),
+}
+
+
+@pytest.mark.parametrize("kind", LAYOUTS)
+def test_copies_are_laid_out_as_the_call(kind):
+    x = LAYOUTS[kind]()
+    workspace = Workspace([_key.Parameter("x")], (x,), {})
+    with torch.no_grad():
+        for _ in range(2):
+            (copy,) = workspace.fresh().args
+            assert (copy.shape, copy.stride(), copy.dtype) == (x.shape, x.stride(), x.dtype)
+            assert (type(copy), copy.requires_grad) == (type(x), x.requires_grad)
+            assert copy.data_ptr() % 512 == x.data_ptr() % 512 or x.numel() == 0
+            assert copy.is_contiguous() == x.is_contiguous()
+            as_number = torch.complex128 if x.is_complex() else torch.float64
+            assert torch.equal(copy.to(as_number), x.to(as_number))
+            assert x.numel() == 0 or copy.data_ptr() != x.data_ptr()
+
+
+def test_inference_tensors_stay_so():
+    with torch.inference_mode():
+        x = torch.ones(3)
+    workspace = Workspace([_key.Parameter("x")], (x,), {})
+    assert workspace.fresh().args[0].is_inference()
+    with torch.inference_mode():
+        plain = Workspace([_key.Parameter("x")], (torch.ones(2).clone(),), {}).fresh()
+        assert plain.args[0].is_inference()
+
+
+def test_memory_that_arguments_share_is_shared_by_their_copies():
+    base = torch.arange(16.0)
+    array = numpy.zeros(8, dtype=numpy.float32)
+    values = {
+        "two views": (base[2:8], base[10:]),
+        "overlap": (base[:8], base[4:]),
+        "two storages": (torch.from_numpy(array), torch.from_numpy(array)[2:]),
+        "apart": (torch.zeros(3), torch.zeros(3)),
+    }
+    parameters = [_key.Parameter("a"), _key.Parameter("b", mutated=True)]
+    for kind, (a, b) in values.items():
+        x, y = Workspace(parameters, (a, b), {}).fresh().args
+        shared = a.untyped_storage()._cdata == b.untyped_storage()._cdata or kind == "two storages"
+        assert (x.untyped_storage()._cdata == y.untyped_storage()._cdata) == shared, kind
+        if shared:
+            assert y.data_ptr() - x.data_ptr() == b.data_ptr() - a.data_ptr()
+        assert torch.equal(x, a)
+        assert torch.equal(y, b)
+
+
+def test_a_tactic_that_needs_contiguity_does_not_win_a_key_that_is_not():
+    """The example of the issue: the copy of a strided changed argument was contiguous."""
+
+    def needs(x):
+        if not x.is_contiguous():
+            raise RuntimeError("x must be contiguous")
+        x.add_(1)
+
+    f = tunable("c::contiguous", mutates_args=["x"], tactics={"fast": needs})(
+        lambda x: x.add_(slow(torch.ones(1))).size(0) and None
+    )
+    found = tune(f, torch.zeros(4, 8)[:, ::2])
+    assert "must be contiguous" in found.out["fast"]
+    assert tune(f, torch.zeros(4, 8)).winner == "fast"
+    f(torch.zeros(8, 4).t())
+
+
+def test_every_timed_call_starts_from_the_same_data():
+    def counts_down(left):
+        if left.item() <= 0:
+            raise RuntimeError("ran out")
+        left.sub_(1)
+
+    f = tunable("c::counter", mutates_args=["left"], tactics={"b": lambda left: counts_down(left)})(
+        counts_down
+    )
+    left = torch.tensor([3.0])
+    with tuning(rounds=5, batch_us=300):
+        f(left)
+    assert left.item() == 2
+    assert not tune(f, torch.tensor([9.0])).out
+
+
+left = []  # a guard that is freed sets its mode back
+
+GUILTY = {
+    "grad mode": lambda: torch.set_grad_enabled(False),
+    "inference mode": lambda: left.append(torch.inference_mode()) or left[-1].__enter__(),
+    "default dtype": lambda: torch.set_default_dtype(torch.float64),
+    "default device": lambda: torch.set_default_device("meta"),
+    "number of threads": lambda: torch.set_num_threads(torch.get_num_threads() + 1),
+    "deterministic algorithms": lambda: torch.use_deterministic_algorithms(True),
+    "anomaly mode": lambda: torch.autograd.set_detect_anomaly(True),
+    "autocast for cpu": lambda: torch.set_autocast_enabled("cpu", True),
+    "warn_always": lambda: torch.set_warn_always(True),
+    "flushing of denormals": lambda: torch.set_flush_denormal(True),
+    "float32 matmul precision": lambda: torch.set_float32_matmul_precision("medium"),
+    "mkldnn.enabled": lambda: torch._C._set_mkldnn_enabled(False),
+    "garbage collection": gc.disable,
+    "switch interval": lambda: sys.setswitchinterval(0.5),
+    "function modes": lambda: torch.overrides.BaseTorchFunctionMode().__enter__(),
+    "dispatch modes": lambda: torch.utils._python_dispatch.TorchDispatchMode().__enter__(),
+    "working directory": lambda: os.chdir("/"),
+}
+QUIET = {
+    "environment": lambda: os.environ.update(HOTOP_LEFT="1"),
+    "warnings filters": lambda: warnings.simplefilter("ignore"),
+    "recursion limit": lambda: sys.setrecursionlimit(sys.getrecursionlimit() + 7),
+}
+
+
+@pytest.mark.parametrize("what", [*GUILTY, *QUIET])
+def test_settings_that_a_tactic_leaves_behind(what):
+    def guilty(x):
+        y = x + 0
+        {**GUILTY, **QUIET}[what]()
+        return y
+
+    f = tunable("c::settings", tactics={"guilty": guilty})(slow)
+    before = _process.settings()
+    found = tune(f, torch.randn(3))
+    assert _process.settings() == before
+    if what in GUILTY:
+        assert what in found.out["guilty"]
+        assert found.winner == "default"
+    else:  # what a module changes when it is first imported is no reason
+        assert not found.out
+
+
+def test_settings_are_put_back_when_a_tactic_raises():
+    def raises(x):
+        torch.set_grad_enabled(False)
+        raise SystemExit(3)
+
+    f = tunable("c::raises", tactics={"raises": raises})(slow)
+    assert "SystemExit" in tune(f, torch.randn(3)).out["raises"]
+    assert torch.is_grad_enabled()
+
+
+def draws(kind):
+    return {
+        "torch": lambda: torch.rand(3),
+        "python": random.random,
+        "numpy": numpy.random.rand,
+        "seeds": lambda: torch.manual_seed(7),
+    }[kind]
+
+
+@pytest.mark.parametrize("kind", ["torch", "python", "numpy", "seeds"])
+def test_random_numbers(kind):
+    """The default agrees with itself; a tactic that draws otherwise is out; nothing is advanced."""
+
+    def default(x):
+        return slow(x) + torch.rand(3) + random.random() + numpy.random.rand()
+
+    def right(x):
+        return x + torch.rand(3) + random.random() + numpy.random.rand()
+
+    def wrong(x):
+        y = right(x)
+        draws(kind)()
+        return y
+
+    f = tunable("c::random", tactics={"right": right, "wrong": wrong})(default)
+    torch.manual_seed(1)
+    random.seed(1)
+    numpy.random.seed(1)
+    x = torch.randn(3)
+    before = _process.random_state([])
+    expected = default(x)
+    after = _process.random_state([])
+    before.restore()
+    found = tune(f, x)
+    assert torch.equal(found.result, expected)
+    assert _process.random_state([]).is_equal(after), "one call's numbers are used"
+    assert found.winner == "right"
+    assert "other random numbers" in found.out["wrong"]
+
+
+def test_a_generator_that_is_an_argument():
+    def default(x, generator):
+        return slow(x) + torch.rand(3, generator=generator)
+
+    f = tunable(
+        "c::generator",
+        ignore=["generator"],
+        tactics={
+            "right": lambda x, generator: x + torch.rand(3, generator=generator),
+            "wrong": lambda x, generator: (
+                x + torch.rand(3, generator=generator) + 0 * torch.rand(1, generator=generator)
+            ),
+        },
+    )(default)
+    generator = torch.Generator().manual_seed(3)
+    twin = torch.Generator().manual_seed(3)
+    x = torch.randn(3)
+    found = tune(f, x, generator)
+    assert torch.equal(found.result, default(x, twin))
+    assert torch.equal(generator.get_state(), twin.get_state())
+    assert found.winner == "right"
+    assert "other random numbers" in found.out["wrong"]
+
+
+class Uncopyable:
+    def __deepcopy__(self, memo):
+        raise RuntimeError("no copies of me")
+
+
+def test_what_cannot_be_copied_is_not_tuned():
+    f = tunable("c::uncopyable", ignore=["y"], tactics={"b": lambda x, y: x + 0})(
+        lambda x, y: slow(x)
+    )
+    found = tune(f, torch.randn(3), Uncopyable())
+    assert found.winner is None
+    assert "y is a Uncopyable, which cannot be copied (no copies of me)" in found.said[0]
+    assert "y is on meta" in tune(f, torch.randn(3), torch.ones(2, device="meta")).said[0]
