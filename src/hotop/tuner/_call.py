@@ -55,7 +55,7 @@ class Seen:
         numbers: Everything else of the result.
         changed: Copies of the changed arguments' Tensors, after the call.
         left: Arguments and settings that are not as they were, in words.
-        random, generators: The states of the process's generators, and of those among the arguments.
+        random, generators: The states of the process's generators and of those that are arguments.
     """
 
     structure: Any
