@@ -178,7 +178,7 @@ def test_sizes_above_the_last_bucket(rule):
         for rows in (65, 100, 1000):
             assert f(torch.randn(rows, 2)).shape[0] == rows
         found = tune(f, torch.randn(65, 2))
-        assert winner(f) == "default"
+        assert winner(f.name) == "default"
         assert "small" not in found.out or "too many rows" in found.out["small"]
         assert f(torch.randn(1000, 2)).shape[0] == 1000
         assert f.hits >= 1

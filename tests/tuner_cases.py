@@ -54,8 +54,8 @@ def slow(x: Tensor) -> Tensor:
     return x
 
 
-def tune(f, *args, **kwargs):
-    """Tune one call; return what it returned, the tactics that are out with reasons, the winner."""
+def tune(f, *args, name=None, **kwargs):
+    """Tune a call, of the tunable of this name; return what it returned, the tactics that are out with reasons, the winner."""
     with warnings.catch_warnings(record=True) as caught, tuning(rounds=3, batch_us=20):
         warnings.simplefilter("always")
         result = f(*args, **kwargs)
@@ -64,13 +64,13 @@ def tune(f, *args, **kwargs):
         found = re.search(r"tactic '(.*?)' is out for .*?\]: (.*)", str(warning.message), re.S)
         if found:
             out[found[1]] = found[2]
-    return Tuned(result, out, [str(warning.message) for warning in caught], winner(f))
+    return Tuned(result, out, [str(warning.message) for warning in caught], winner(name or f.name))
 
 
-def winner(f):
+def winner(name):
     """Return the tactic that won the last key of a tunable; None: no key is tuned."""
     path = default_path()
-    op = _store.read(path).ops.get(f.name) if path.exists() else None
+    op = _store.read(path).ops.get(name) if path.exists() else None
     if op is None or not op["choices"]:
         return None
     return max(op["choices"].values(), key=lambda choice: choice.measured_at).tactic

@@ -23,7 +23,8 @@ class Form:
     """What of one Tensor of a result is not its values.
 
     Attributes:
-        is_argument: The argument that it is, by place.
+        is_same: The argument, by place, or earlier Tensor of the result, by minus its number, that
+            it is.
         shares: The arguments, by place, and the earlier Tensors of the result, by minus their
             number, whose memory it shares, and how many bytes it begins after them.
         is_held: Somebody else holds it or its memory, and may write there later.
@@ -39,7 +40,7 @@ class Form:
     is_conj: bool
     is_neg: bool
     is_inference: bool
-    is_argument: int | None
+    is_same: int | None
     shares: tuple[tuple[int, int], ...]
     is_held: bool
 
@@ -172,17 +173,19 @@ def _form(
     tensor = tensors[i]
     shares = []
     argument_ranges = [_layout.byte_range(argument) for argument in call.tensors]
-    is_argument = None
+    is_same = None
     for place, argument in enumerate(call.tensors):
         if tensor is argument:
-            is_argument = place
+            is_same = place
         if _overlap(ranges[i], argument_ranges[place]):
             shares.append((place, ranges[i][0] - argument_ranges[place][0]))
     for earlier in range(i):
+        if tensors[earlier] is tensor:
+            is_same = -earlier - 1
         if tensors[earlier] is tensor or _overlap(ranges[i], ranges[earlier]):
             shares.append((-earlier - 1, ranges[i][0] - ranges[earlier][0]))
     # An argument is held by the call; views of one memory count each other.
-    is_own = is_argument is None and not shares
+    is_own = is_same is None and not shares
     return Form(
         type(tensor),
         tensor.dtype,
@@ -194,7 +197,7 @@ def _form(
         tensor.is_conj(),
         tensor.is_neg(),
         tensor.is_inference(),
-        is_argument,
+        is_same,
         tuple(shares),
         is_own and _is_held(holders),
     )

@@ -57,25 +57,25 @@ def _result(i: int, seen: Seen) -> str:
 
 
 def _check_form(ours: Form, theirs: Form, which: str, arguments: Sequence[str]) -> None:
-    if ours.is_held and not theirs.is_held:
-        raise Refused(f"keeps {which}, or memory of it, and may change it later")
-    if ours.is_argument != theirs.is_argument or ours.shares != theirs.shares:
+    if ours.is_same != theirs.is_same or ours.shares != theirs.shares:
         found, usual = _shared(ours, arguments), _shared(theirs, arguments)
         raise Refused(f"{which} shares memory with {found}, that of the default with {usual}")
     for one in fields(Form):
         found, usual = getattr(ours, one.name), getattr(theirs, one.name)
-        if one.name not in ("is_held", "is_argument", "shares") and found != usual:
+        if one.name not in ("is_held", "is_same", "shares") and found != usual:
             name = _FORM_WORDS.get(one.name, one.name)
             raise Refused(f"differs from the reference: {name} of {which} is {found}, not {usual}")
+    if ours.is_held and not theirs.is_held:
+        raise Refused(f"keeps {which}, or memory of it, and may change it later")
 
 
 def _shared(form: Form, arguments: Sequence[str]) -> str:
-    if form.is_argument is not None:
-        return f"{arguments[form.is_argument]} (it is that argument)"
-    names = [
-        (arguments[place] if place >= 0 else f"result {-place - 1}") + f" at {distance} bytes"
-        for place, distance in form.shares
-    ]
+    def name(place: int) -> str:
+        return arguments[place] if place >= 0 else f"result {-place - 1}"
+
+    if form.is_same is not None:
+        return f"{name(form.is_same)} (the same Tensor)"
+    names = [f"{name(place)} at {distance} bytes" for place, distance in form.shares]
     return " and ".join(names) or "nothing"
 
 
