@@ -355,3 +355,27 @@ def test_what_cannot_be_copied_is_not_tuned():
     assert found.winner is None
     assert "y is a Uncopyable, which cannot be copied (no copies of me)" in found.said[0]
     assert "y is on meta" in tune(f, torch.randn(3), torch.ones(2, device="meta")).said[0]
+
+
+def test_tensors_of_several_dtypes_in_one_buffer():
+    """The later one lies at an odd distance from the first byte of both."""
+    buffer = torch.zeros(64, dtype=torch.uint8)
+    codes, scale = buffer[1:3], buffer[4:12].view(torch.float32)
+    scale.copy_(torch.tensor([2.0, 3.0]))
+    codes.fill_(5)
+
+    def default(codes, scale):
+        scale.mul_(slow(torch.ones(())))
+        codes.add_(1)
+        return scale * 2
+
+    f = tunable(
+        "c::buffer",
+        mutates_args=["codes", "scale"],
+        tactics={"right": lambda c, s: default(c, s), "wrong": lambda c, s: s * 2},
+    )(default)
+    found = tune(f, codes, scale)
+    assert "right" not in found.out
+    assert "wrong" in found.out
+    assert (codes.tolist(), scale.tolist()) == ([6, 6], [2.0, 3.0])
+    assert buffer.float().sum() == codes.float().sum() + buffer[4:12].float().sum()

@@ -11,7 +11,7 @@ import torch
 
 from hotop.tuner import _layout, _process
 from hotop.tuner._key import is_tensor
-from hotop.tuner._workspace import Arguments, Workspace, contents
+from hotop.tuner._workspace import Arguments, Workspace, aligned_bytes, contents
 
 
 class Refused(Exception):
@@ -247,11 +247,11 @@ def _only_mutated(workspace: Workspace, number: int) -> bool:
     block = workspace.blocks[number]
     if not block.mutated:
         return False
-    after = block.copy.clone()
+    after = aligned_bytes(block.copy.numel(), block.begin, block.copy.device).copy_(block.copy)
     for place, mutated in zip(workspace.places, workspace.mutated, strict=True):
         if place.block == number and mutated:
-            target = place.on(after, 0, place.raw_dtype)
-            origin = place.on(block.source, 0, place.raw_dtype)
+            target = place.on(after, place.raw_dtype)
+            origin = place.on(block.source, place.raw_dtype)
             for i, stride in enumerate(target.stride()):
                 if stride == 0:  # expanded: one element in memory
                     target, origin = target.narrow(i, 0, 1), origin.narrow(i, 0, 1)

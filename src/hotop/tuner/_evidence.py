@@ -12,7 +12,7 @@ from hotop.tuner._workspace import Block, Place, Workspace
 
 def is_constant(tensor: torch.Tensor) -> bool:
     """Return whether a Tensor has two elements or more, and all of them alike or NaN."""
-    if tensor.numel() < 2:
+    if tensor.numel() < 2 or tensor.layout is not torch.strided:
         return False
     values = tensor.detach()
     if values.dtype.is_floating_point or values.dtype.is_complex:
@@ -49,7 +49,7 @@ def draw(workspace: Workspace) -> list[torch.Tensor] | None:
     Values that differ change their places; data that are all alike, and single numbers, are drawn
     from the range that they span with zero (on a CPU, of both signs). Whole numbers stay.
     """
-    sources = [block.source.clone() for block in workspace.blocks]
+    sources = [block.duplicate() for block in workspace.blocks]
     drawn = False
     for i, place in enumerate(workspace.places):
         others = [p for p in workspace.places if p.block == place.block and not _may_draw(p)]
@@ -60,7 +60,7 @@ def draw(workspace: Workspace) -> list[torch.Tensor] | None:
 
 
 def _redraw(place: Place, source: torch.Tensor, seed: int) -> bool:
-    raw = place.on(source, 0, place.raw_dtype)
+    raw = place.on(source, place.raw_dtype)
     # What is expanded is one element in memory.
     for i, stride in enumerate(raw.stride()):
         if stride == 0:

@@ -189,4 +189,6 @@ def unproven(rounds: Sequence[Seen]) -> str | None:
 
 
 def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a.layout is not torch.strided:
+        a, b = a.to_dense(), b.to_dense()
     return torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))

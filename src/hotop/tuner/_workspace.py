@@ -30,43 +30,48 @@ _SHARED = (
 )  # fmt: skip
 
 
+def aligned_bytes(size: int, begin: int, device: torch.device) -> torch.Tensor:
+    """Return fresh bytes, with guards around them, as far from a multiple of 512 as ``begin``."""
+    room = torch.empty(size + 2 * _GUARD + _ALIGNMENT, dtype=torch.uint8, device=device)
+    return room.narrow(0, _GUARD + (begin - room.data_ptr() - _GUARD) % _ALIGNMENT, size)
+
+
 @dataclass
 class Block:
     """The memory of one Tensor, or of several that lie in one storage or overlap.
 
     Attributes:
         source: uint8: what a copy starts from; the call's own memory where that is in one piece.
+        begin: The address of the call's first byte.
         mutated: The function may change it.
+        copy: uint8: the bytes that tactics work on.
     """
 
     source: torch.Tensor
     begin: int
     mutated: bool
-    room: torch.Tensor = field(init=False)
-    offset: int = field(init=False)
+    copy: torch.Tensor = field(init=False)
     is_clean: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
-        size = self.source.numel()
-        room = torch.empty(size + 2 * _GUARD + _ALIGNMENT, dtype=torch.uint8, device=self.device)
-        self.room = room.fill_(_GUARD_BYTE)
-        self.offset = _GUARD + (self.begin - room.data_ptr() - _GUARD) % _ALIGNMENT
+        self.copy = aligned_bytes(self.source.numel(), self.begin, self.source.device)
 
-    @property
-    def device(self) -> torch.device:
-        return self.source.device
-
-    @property
-    def copy(self) -> torch.Tensor:
-        """The bytes that tactics work on."""
-        return self.room.narrow(0, self.offset, self.source.numel())
+    def _guards(self) -> list[torch.Tensor]:
+        ends = (self.copy.storage_offset() - _GUARD, self.copy.storage_offset() + self.copy.numel())
+        return [self.copy.as_strided((_GUARD,), (1,), end) for end in ends]
 
     def refresh(self) -> None:
         """Make the copy equal to its source."""
         if not self.is_clean:
-            self.room.fill_(_GUARD_BYTE)
+            for guard in self._guards():
+                guard.fill_(_GUARD_BYTE)
             self.copy.copy_(self.source)
             self.is_clean = True
+
+    def duplicate(self) -> torch.Tensor:
+        """Return the source's bytes once more, aligned as they are."""
+        size = self.source.numel()
+        return aligned_bytes(size, self.begin, self.source.device).copy_(self.source)
 
     def is_intact(self) -> bool:
         """Return whether the copy and the bytes around it are as :meth:`refresh` made them."""
@@ -75,8 +80,7 @@ class Block:
 
     def is_guarded(self) -> bool:
         """Return whether the bytes around the copy are as they were."""
-        around = self.room[: self.offset], self.room[self.offset + self.source.numel() :]
-        return all(bool((part == _GUARD_BYTE).all()) for part in around)
+        return all(bool((guard == _GUARD_BYTE).all()) for guard in self._guards())
 
 
 @dataclass(frozen=True)
@@ -88,14 +92,13 @@ class Place:
     block: int
     offset: int  # bytes from the block's begin
 
-    def on(self, room: torch.Tensor, offset: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Return the Tensor that lies in this place of other bytes, which begin at ``offset``."""
+    def on(self, block_bytes: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Return the Tensor that lies in this place of other bytes of the block."""
         like = self.tensor
-        dtype = like.dtype if dtype is None else dtype
-        made = torch.empty(0, dtype=dtype, device=room.device)
-        begin = room.storage_offset() + offset + self.offset
+        made = torch.empty(0, dtype=dtype or like.dtype, device=block_bytes.device)
+        begin = block_bytes.storage_offset() + self.offset
         return made.set_(
-            room.untyped_storage(), begin // like.element_size(), like.shape, like.stride()
+            block_bytes.untyped_storage(), begin // like.element_size(), like.shape, like.stride()
         )
 
     @property
@@ -182,7 +185,7 @@ class Workspace:
         original = place.tensor
         block = self.blocks[place.block]
         with torch.inference_mode(original.is_inference()), torch.no_grad():
-            made = place.on(block.room, block.offset)
+            made = place.on(block.copy)
             if type(original) is torch.nn.Parameter:
                 made = torch.nn.Parameter(made, requires_grad=original.requires_grad)
         made.__dict__.update(original.__dict__)
@@ -286,8 +289,9 @@ def _source(members: Sequence[Place], size: int) -> torch.Tensor:
         begin = first.storage_offset() * first.element_size()
         made = torch.empty(0, dtype=torch.uint8, device=first.device)
         return made.set_(first.untyped_storage(), begin, (size,), (1,))
-    made = torch.zeros(size, dtype=torch.uint8, device=first.device)
+    begin = min(_layout.address(place.tensor) - place.offset for place in members)
+    made = aligned_bytes(size, begin, first.device).zero_()
     for place in members:
         raw = place.tensor.detach().view(place.raw_dtype)
-        place.on(made, 0, place.raw_dtype).copy_(raw)
+        place.on(made, place.raw_dtype).copy_(raw)
     return made
