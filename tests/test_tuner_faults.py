@@ -84,6 +84,29 @@ def test_warnings_as_errors(caplog):
     assert choice.tactic == "good"
 
 
+@pytest.mark.parametrize("text", ["{", "[]", '{"format": "hotop-tuner", "version": 1}'])
+def test_a_bad_file_ends_no_call_where_warnings_are_errors(text, caplog):
+    path = hotop.tuner.default_path()
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    f = tunable("f::bad file", tactics={"fast": lambda x: x + 0})(slow)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        f(torch.randn(3))
+        with tuning(rounds=1, batch_us=5):
+            f(torch.randn(3))
+    assert "ignored, so calls take their default" in caplog.text
+
+
+def test_all_tunables_of_one_name_are_cleared():
+    f, g = (tunable("f::same", tactics={"fast": tagged("fast")})(slow) for _ in range(2))
+    for one in (f, g):
+        one._learn(*one._describe((torch.ones(1),), {}), "fast")
+        one(torch.ones(1))
+    hotop.tuner.clear()
+    assert [(one.hits, one._choice_count()) for one in (f, g)] == [(0, 0), (0, 0)]
+
+
 def test_applies_that_raises_says_no_once():
     def applies(x):
         raise ValueError("what is x?")

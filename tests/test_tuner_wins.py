@@ -174,6 +174,16 @@ RESULTS = {
     "text": (lambda y: (y, "x"), lambda y: (y, "z"), lambda y: (y, b"x")),
     "nested": (lambda y: [{"a": (y,)}], lambda y: [{"a": (-y,)}], lambda y: [{"a": [y]}]),
     "dtype": (lambda y: (y, y.dtype), lambda y: (y, torch.int8), lambda y: (y, "float32")),
+    "chunks": (
+        lambda y: list(y.chunk(2)),
+        lambda y: [c + 0 for c in y.chunk(2)],
+        lambda y: y.chunk(2),
+    ),
+    "no chunks": (
+        lambda y: [y[:3] + 0, y[3:] + 0],
+        lambda y: [y[:3], y[3:]],
+        lambda y: list((y + 1).split(3)),
+    ),
     "shared": (lambda y: (y, y[1:]), lambda y: (y, y[1:] + 0), lambda y: (y, y[:-1])),
     "twice": (lambda y: (y, y), lambda y: (y, y + 0), lambda y: (y, y[:])),
 }
@@ -190,7 +200,7 @@ def test_results_of_every_kind(kind):
             "wrong too": lambda x: wrong[1](x + 0),
         },
     )(lambda x: right(slow(x)))
-    found = tune(f, torch.randn(5))
+    found = tune(f, torch.randn(6))
     assert set(found.out) == {"wrong", "wrong too"}
     assert found.winner == "right"
 
@@ -324,6 +334,13 @@ def test_results_that_are_all_alike_prove_nothing_and_later_data_do():
     assert found.winner == "right"
     assert f._choice_count() == 1
     assert torch.equal(f(torch.arange(6)), torch.arange(6))
+
+
+def test_one_number_of_data_that_are_all_alike_proves_nothing():
+    ones = torch.ones(4, dtype=torch.int64)
+    f = tunable("w::sum", tactics={"four": lambda x: x.new_tensor(4)})(lambda x: slow(x).sum())
+    assert "the result says nothing" in tune(f, ones).said[0]
+    assert "four" in tune(f, torch.arange(4)).out
 
 
 @pytest.mark.parametrize("scale", [1e-9, 1e-30, 1.0, 1e20])

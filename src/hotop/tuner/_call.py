@@ -26,7 +26,7 @@ class Form:
         is_same: The argument, by place, or earlier Tensor of the result, by minus its number, that
             it is.
         shares: The arguments, by place, and the earlier Tensors of the result, by minus their
-            number, whose memory it shares, and how many bytes it begins after them.
+            number, whose storage or memory it shares, and how many bytes it begins after them.
         is_held: Somebody else holds it or its memory, and may write there later.
     """
 
@@ -172,17 +172,17 @@ def _form(
 ) -> Form:
     tensor = tensors[i]
     shares = []
-    argument_ranges = [_layout.byte_range(argument) for argument in call.tensors]
     is_same = None
     for place, argument in enumerate(call.tensors):
         if tensor is argument:
             is_same = place
-        if _overlap(ranges[i], argument_ranges[place]):
-            shares.append((place, ranges[i][0] - argument_ranges[place][0]))
+        argument_range = _layout.byte_range(argument)
+        if _layout.share(tensor, ranges[i], argument, argument_range):
+            shares.append((place, ranges[i][0] - argument_range[0]))
     for earlier in range(i):
         if tensors[earlier] is tensor:
             is_same = -earlier - 1
-        if tensors[earlier] is tensor or _overlap(ranges[i], ranges[earlier]):
+        if _layout.share(tensor, ranges[i], tensors[earlier], ranges[earlier]):
             shares.append((-earlier - 1, ranges[i][0] - ranges[earlier][0]))
     # An argument is held by the call; views of one memory count each other.
     is_own = is_same is None and not shares
@@ -201,10 +201,6 @@ def _form(
         tuple(shares),
         is_own and _is_held(holders),
     )
-
-
-def _overlap(a: tuple[int, int], b: tuple[int, int]) -> bool:
-    return a[0] < b[1] and b[0] < a[1]
 
 
 def _left_in_arguments(workspace: Workspace, call: Arguments) -> list[str]:

@@ -37,6 +37,11 @@ def constant_arguments(workspace: Workspace) -> list[str]:
     )
 
 
+def is_all_alike(workspace: Workspace) -> bool:
+    """Return whether no argument has data that differ."""
+    return all(is_constant(p.tensor) or p.tensor.numel() < 2 for p in workspace.places)
+
+
 def _may_draw(place: Place) -> bool:
     # Whole numbers may be indices or packed codes: others could lead out of bounds.
     dtype = place.tensor.dtype

@@ -106,6 +106,16 @@ def byte_range(tensor: torch.Tensor) -> tuple[int, int]:
     return begin, begin + (last + 1) * tensor.element_size()
 
 
+def share(
+    a: torch.Tensor, a_range: tuple[int, int], b: torch.Tensor, b_range: tuple[int, int]
+) -> bool:
+    """Return whether two Tensors have one storage, as PyTorch's check of an op asks, or overlap."""
+    if a.device != b.device or not a.layout == b.layout == torch.strided:
+        return False
+    same = a.untyped_storage()._cdata == b.untyped_storage()._cdata
+    return same or (a_range[0] < b_range[1] and b_range[0] < a_range[1])
+
+
 @dataclass(frozen=True)
 class Memory:
     """What classes of strides do not say of the Tensors of a call that changes some of them.

@@ -345,7 +345,7 @@ def agree(group: Any = None) -> None:
 def _learn(table: _store.Table, device: torch.device, only: bool = False) -> None:
     from hotop.tuner._tunable import living
 
-    for tunable in living().values():
+    for tunable in living():
         if only:
             tunable._mark_loaded(device)
         tunable._learn_all(table, device)

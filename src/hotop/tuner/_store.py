@@ -13,7 +13,6 @@ import os
 import re
 import stat
 import tempfile
-import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import Any
 import torch
 
 from hotop.tuner import _devices
+from hotop.tuner._say import say
 
 FORMAT = "hotop-tuner"
 VERSION = 2
@@ -153,7 +153,7 @@ class Table:
         """Say once that a part of the file is ignored."""
         if problem not in self._reported:
             self._reported.add(problem)
-            warnings.warn(f"{self.path}: {problem}; ignored", RuntimeWarning, stacklevel=3)
+            say(f"{self.path}: {problem}; ignored")
 
     def to_json(self) -> str:
         ops = {
@@ -269,7 +269,7 @@ def read_default(device: torch.device) -> Table | None:
     except OSError as error:
         if None not in _tables:
             _tables[None] = None
-            warnings.warn(f"no tuned choices: {error}", RuntimeWarning, stacklevel=4)
+            say(f"no tuned choices: {error}")
         return None
     return usable(path, device)
 
@@ -294,9 +294,7 @@ def _read_usable(path: Path, device: torch.device) -> Table | None:
         if table.device != _devices.describe(device):
             raise BrokenTable(f"{path}: made for {table.device['name']!r}")
     except (BrokenTable, OSError) as error:
-        warnings.warn(
-            f"{error}; ignored, so calls take their default", RuntimeWarning, stacklevel=4
-        )
+        say(f"{error}; ignored, so calls take their default")
         return None
     return table
 
@@ -356,7 +354,7 @@ def save(table: Table, path: Path) -> Table:
             except BrokenTable as error:
                 aside = path.with_name(path.name + ".broken")
                 path.replace(aside)
-                warnings.warn(f"{error}; moved to {aside.name}", RuntimeWarning, stacklevel=3)
+                say(f"{error}; moved to {aside.name}")
             if merged.device != table.device:
                 raise BrokenTable(
                     f"{path}: made for {merged.device['name']!r}, not {table.device['name']!r}"

@@ -88,13 +88,14 @@ class Trial:
 
     def _unproven(self) -> str | None:
         if self._others is not None:
-            return _judge.unproven([self._expected, self._others])
+            return _judge.unproven([self._expected, self._others], all_alike=False)
         if self._constant:
             return (
                 f"the values of {', '.join(self._constant)} are all alike, which proves nothing, "
                 f"and the op refuses others ({self._refusal})"
             )
-        return _judge.unproven([self._expected])
+        all_alike = _evidence.is_all_alike(self.workspace)
+        return _judge.unproven([self._expected], all_alike=all_alike)
 
     def _run(self, function: Callable[..., Any]) -> Seen:
         return _call.run(self.workspace, function, self._before, self.devices)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -19,7 +20,9 @@ from hotop.tuner._key import Description, NotKeyable, Parameter
 from hotop.tuner._say import say
 
 _Base: Any = _table.PythonTunable if _load.CORE is None else _load.CORE.Tunable
-_all: dict[str, weakref.ref[Tunable]] = {}
+# In the order in which they were made. Several may have one name.
+_all: weakref.WeakValueDictionary[int, Tunable] = weakref.WeakValueDictionary()
+_numbers = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,7 @@ class Tunable(_Base):  # type: ignore[misc]
         self._has_buckets = any(parameter.buckets for parameter in parameters)
         self.tactics: dict[str, Tactic] = {default: Tactic(function, backends=default_backends)}
         self._complained: set[str] = set()
-        _all[name] = weakref.ref(self)
+        _all[next(_numbers)] = self
 
     # An op is a singleton, and so is its kernel.
     def __copy__(self) -> Tunable:
@@ -349,24 +352,23 @@ def _flat(parameters: list[Parameter]) -> list[Any]:
     ]
 
 
-def living() -> dict[str, Tunable]:
-    """Return every tunable of this process by name."""
-    found = {name: reference() for name, reference in list(_all.items())}
-    return {name: tunable for name, tunable in found.items() if tunable is not None}
+def living() -> list[Tunable]:
+    """Return every tunable of this process, in the order in which they were made."""
+    return list(_all.values())
 
 
 def stats() -> dict[str, Statistics]:
-    """Return what each tunable's calls found, by the tunable's name."""
+    """Return what each tunable's calls found, by name; of two of one name, the newer one's."""
     return {
-        name: Statistics(tunable._choice_count(), tunable.hits, tunable.misses)
-        for name, tunable in living().items()
+        tunable.name: Statistics(tunable._choice_count(), tunable.hits, tunable.misses)
+        for tunable in living()
     }
 
 
 def clear() -> None:
     """Forget all choices and counts of this process; files stay, and are read again when needed."""
     _store.forget()
-    for tunable in living().values():
+    for tunable in living():
         tunable._clear_choices()
 
 
@@ -381,4 +383,4 @@ def load(path: str | Path) -> int:
     """
     table = _store.read(Path(path))
     device = table.check_device()
-    return sum(tunable._learn_all(table, device) for tunable in living().values())
+    return sum({one.name: one._learn_all(table, device) for one in living()}.values())

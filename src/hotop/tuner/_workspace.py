@@ -256,7 +256,7 @@ def _lay_out(
     for i, (_, tensor, _) in enumerate(found):
         mine = [i]
         for group in list(groups):
-            if any(_share(found[j][1], ranges[j], tensor, ranges[i]) for j in group):
+            if any(_layout.share(found[j][1], ranges[j], tensor, ranges[i]) for j in group):
                 groups.remove(group)
                 mine = group + mine
         groups.append(mine)
@@ -271,15 +271,6 @@ def _lay_out(
         mutated = any(found[i][2] for i in group)
         blocks.append(Block(_source(members, end - begin), begin, mutated))
     return blocks, [places[i] for i in range(len(found))]
-
-
-def _share(
-    a: torch.Tensor, a_range: tuple[int, int], b: torch.Tensor, b_range: tuple[int, int]
-) -> bool:
-    if a.device != b.device:
-        return False
-    same = a.untyped_storage()._cdata == b.untyped_storage()._cdata
-    return same or (a_range[0] < b_range[1] and b_range[0] < a_range[1])
 
 
 def _source(members: Sequence[Place], size: int) -> torch.Tensor:
