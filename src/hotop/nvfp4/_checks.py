@@ -47,11 +47,7 @@ def check_quantize(input: Tensor, input_scale: Tensor, scaling_vector_size: int 
     _check_float(op, "input", input.dtype)
     if input.dim() == 0:
         raise ValueError(f"{op}: input must have at least one dimension, got none")
-    if input.shape[-1] % BLOCK != 0:
-        raise ValueError(
-            f"{op}: the last dimension of input must be a multiple of {BLOCK}, "
-            f"got {input.shape[-1]}"
-        )
+    _check_multiple(op, "input", input.shape[-1], BLOCK)
     _check_one_element(op, "input_scale", input_scale)
     if scaling_vector_size != BLOCK:
         raise ValueError(f"{op}: scaling_vector_size must be {BLOCK}, got {scaling_vector_size}")
@@ -97,8 +93,7 @@ def check_dequantize(
     if packed.dim() == 0:
         raise ValueError(f"{op}: packed must have at least one dimension, got none")
     count = packed.shape[-1]
-    if count % 8 != 0:
-        raise ValueError(f"{op}: the last dimension of packed must be a multiple of 8, got {count}")
+    _check_multiple(op, "packed", count, BLOCK // 2)
     if swizzled:
         _check_swizzled(op, "sf", sf, math.prod(packed.shape[:-1]), count // 8)
     else:
@@ -135,6 +130,13 @@ def _check_size(op: str, name: str, shape: Sequence[int], rows: int, columns: in
 def _check_bytes(op: str, name: str, tensor: Tensor) -> None:
     if tensor.dtype != torch.uint8:
         raise TypeError(f"{op}: {name} must be uint8, got {_cpp_name(tensor.dtype)}")
+
+
+def _check_multiple(op: str, name: str, size: int, factor: int) -> None:
+    if size % factor != 0:
+        raise ValueError(
+            f"{op}: the last dimension of {name} must be a multiple of {factor}, got {size}"
+        )
 
 
 def _check_one_element(op: str, name: str, scale: Tensor) -> None:

@@ -106,7 +106,7 @@ def convert(
             ``amax`` is no finite number or its name that of no linear layer; the model itself is
             an ``nn.Linear``. Nothing has been changed then.
     """
-    if isinstance(model, nn.Linear) and type(model) is nn.Linear:
+    if type(model) is nn.Linear:
         raise ValueError(
             "the model is an nn.Linear itself, which convert cannot replace in place: use "
             "NVFP4Linear.from_linear"
@@ -133,11 +133,11 @@ def _choose(
     chosen, left = [], {}
     for found in linears:
         why = found.not_like_linear
-        if why is None and predicate is None:
-            why = found.not_replaceable
-        elif why is None and predicate is not None:
-            # Each name is asked: the layer is chosen if one is.
-            if not any([predicate(name, found.linear) for name in found.names]):
+        if why is None:
+            if predicate is None:
+                why = found.not_replaceable
+            # Each name is asked, and one that is wanted is enough.
+            elif not any([predicate(name, found.linear) for name in found.names]):
                 why = "predicate did not choose it"
         if why is None:
             chosen.append(found)

@@ -184,7 +184,7 @@ class NVFP4Linear(nn.Module):
         """
         if _is_any_autocast_enabled():
             input = _autocast(input)
-        own = self._buffers  # nn.Module's look-up of an attribute takes half a microsecond
+        own: Any = self._buffers  # nn.Module's look-up of an attribute takes half a microsecond
         held = own["input_scale"], own["weight"], own["weight_scale"], own["alpha"]
         try:
             if (

@@ -1,6 +1,4 @@
-"""The two hot ops, ``hotop::tunable_fp4_quantize`` and ``hotop::nvfp4_gemm``, and their tactics;
-``hotop::nvfp4_dequantize`` and the scale layouts.
-"""
+"""The ops ``hotop::tunable_fp4_quantize``, ``nvfp4_gemm`` and ``nvfp4_dequantize``, and tactics."""
 
 from __future__ import annotations
 

@@ -156,6 +156,6 @@ def _extent(tensor: Tensor) -> tuple[int, int]:
     """The bytes of its storage that a tensor spans."""
     if tensor.numel() == 0:
         return 0, 0
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
-    start = tensor.storage_offset() * tensor.element_size()
-    return start, start + (last + 1) * tensor.element_size()
+    last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    start = int(tensor.storage_offset()) * tensor.element_size()
+    return start, start + (int(last) + 1) * tensor.element_size()

@@ -7,6 +7,7 @@ call the layer, so the layer cannot be replaced by one whose weight is something
 from __future__ import annotations
 
 import dis
+import inspect
 from collections.abc import Iterator
 from types import CodeType
 from typing import Any
@@ -19,16 +20,19 @@ _UNKNOWN = "*"
 
 
 def weights_read(module_class: type[nn.Module]) -> set[Path]:
-    """Return the paths whose ``weight`` the methods of a class read, constructors aside."""
+    """Return the paths whose ``weight`` is read by ``forward`` and by the methods it names."""
     found: set[Path] = set()
-    for base in module_class.__mro__:
-        if base in (nn.Module, object):
-            continue
-        for name, member in vars(base).items():
-            # `__init__`, `reset_parameters` and `_init_weights` have had their time.
-            if "init" not in name and "reset" not in name:
-                for code in _codes(member):
-                    found |= _read_by(code)
+    names, seen = ["forward"], {"forward"}
+    while names:
+        name = names.pop()
+        for base in module_class.__mro__:
+            if base in (nn.Module, object) or name not in vars(base):
+                continue
+            for code in _codes(vars(base)[name]):
+                found |= _read_by(code)
+                named = _names_in(code) - seen
+                seen |= named
+                names += named
     return found
 
 
@@ -46,11 +50,14 @@ def _codes(member: Any) -> Iterator[CodeType]:
     else:
         functions = [getattr(member, "__func__", member)]  # of static and class methods
     for function in functions:
-        while hasattr(function, "__wrapped__"):
-            function = function.__wrapped__
-        code = getattr(function, "__code__", None)
+        code = getattr(inspect.unwrap(function) if function else None, "__code__", None)
         if isinstance(code, CodeType):
             yield code
+
+
+def _names_in(code: CodeType) -> set[str]:
+    inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return set(code.co_names).union(*map(_names_in, inner))
 
 
 def _read_by(code: CodeType) -> set[Path]:

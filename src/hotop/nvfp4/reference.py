@@ -140,9 +140,10 @@ def dequantize(
     """
     check_dequantize(packed, sf, global_scale, dtype, is_sf_swizzled_layout)
     value = _decode(packed, sf, is_sf_swizzled_layout)
-    scaled = value * (1.0 / global_scale.detach().reshape(()))
-    # The reciprocal of a global scale of 0 or a subnormal one is infinite.
-    return torch.where(value == 0.0, value, scaled).to(dtype)
+    inverse = 1.0 / global_scale.detach().reshape(())
+    # That of 0 and of most subnormal numbers is infinite.
+    kept = (value == 0.0) & ~inverse.isfinite()
+    return torch.where(kept, value, value * inverse).to(dtype)
 
 
 def gemm(
