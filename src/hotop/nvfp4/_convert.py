@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from hotop.nvfp4._linear import NVFP4Linear, global_scale
@@ -160,7 +161,7 @@ def _amax_of_layers(model: nn.Module, amax: Mapping[str, float]) -> dict[int, fl
             continue
         try:
             number = float(value)
-            global_scale(number)
+            global_scale(torch.tensor(number, device="cpu"))
         except (TypeError, ValueError) as error:
             raise ValueError(f"amax of {name}: {error}") from None
         found[id(module)] = max(number, found.get(id(module), 0.0))
@@ -171,9 +172,13 @@ def _amax_of_layers(model: nn.Module, amax: Mapping[str, float]) -> dict[int, fl
 
 def _quantized(found: Found, amax: float | None) -> NVFP4Linear:
     linear = found.linear
+    scale = None
+    if amax is not None:
+        scale = global_scale(torch.tensor(amax, device=linear.weight.device))
     try:
-        new = NVFP4Linear.from_linear(linear, None if amax is None else global_scale(amax))
+        new = NVFP4Linear.from_linear(linear, scale)
     except ValueError as error:
         raise ValueError(f"{found.names[0]}: {error}") from None
+    new._parameters["bias"] = linear.bias  # itself: it may be tied, or an optimizer hold it
     new.__dict__.update({key: value for key, value in vars(linear).items() if key not in _OWN})
     return new

@@ -42,11 +42,12 @@ def global_scale(amax: Tensor | float) -> Tensor:
     Raises:
         ValueError: ``amax`` is not one finite number that is not negative.
     """
-    amax = torch.as_tensor(amax, dtype=torch.float32).detach()
+    amax = _float32(amax)
     if amax.numel() != 1 or (_has_values(amax) and not 0.0 <= float(amax) < math.inf):
         raise ValueError(f"amax must be one finite number that is not negative, got {amax}")
     amax = amax.reshape(())
-    scale = (_LARGEST / amax).clamp(max=_MOST_SCALE)
+    # A number over a Tensor would be computed by the reciprocal.
+    scale = (torch.full_like(amax, _LARGEST) / amax).clamp(max=_MOST_SCALE)
     return torch.where(amax > 0, scale, torch.ones_like(amax))
 
 
@@ -144,8 +145,8 @@ class NVFP4Linear(nn.Module):
         """Quantize a linear layer's weight; its global scale comes from its largest magnitude.
 
         Args:
-            linear: float32, bfloat16 or float16, ``in_features`` a multiple of 16. Its bias is
-                shared. On ``meta`` the new layer is there too.
+            linear: float32, bfloat16 or float16, ``in_features`` a multiple of 16. The bias shares
+                its memory. On ``meta`` the new layer is there too.
             input_scale: The activation's global scale, see :func:`global_scale` and
                 :func:`record_amax`. None: 1, which loses precision in blocks whose largest
                 magnitude is below 0.1 and saturates above 2688.
@@ -173,7 +174,10 @@ class NVFP4Linear(nn.Module):
                     f"input_scale {float(scale):.3g} and the weight's global scale "
                     f"{float(weight_global):.3g} are too small together: alpha is beyond float32"
                 )
-            return cls(packed, weight_scale, scale, alpha, linear.bias)
+            bias = linear.bias
+            if bias is not None:
+                bias = nn.Parameter(bias.detach(), requires_grad=bias.requires_grad)
+            return cls(packed, weight_scale, scale, alpha, bias)
 
     def forward(self, input: Tensor) -> Tensor:
         """Return ``[..., out_features]`` of the input's dtype for ``[..., in_features]``.
@@ -275,11 +279,15 @@ def _has_values(tensor: Tensor) -> bool:
     return not (tensor.is_meta or is_fake(tensor))
 
 
+def _float32(number: Tensor | float, device: torch.device | None = None) -> Tensor:
+    """A Tensor where it is, a number on ``device``."""
+    if isinstance(number, Tensor):
+        return number.detach().to(torch.float32)
+    return torch.tensor(number, dtype=torch.float32, device=device)
+
+
 def _input_scale(given: Tensor | float | None, device: torch.device) -> Tensor:
-    found = 1.0 if given is None else given
-    # Whatever the default device is.
-    at = None if isinstance(found, Tensor) else device
-    scale = torch.as_tensor(found, dtype=torch.float32, device=at).detach()
+    scale = _float32(1.0 if given is None else given, device)
     if scale.numel() != 1 or (
         _has_values(scale) and not _LEAST_SCALE <= float(scale) <= _MOST_SCALE
     ):

@@ -105,8 +105,10 @@ def _other_use(
 
 
 def _not_replaceable(linear: nn.Linear) -> str | None:
-    if type(linear.weight) is not nn.Parameter:
-        return f"its weight is a {type(linear.weight).__qualname__}"
+    for name in ("weight", "bias"):
+        held = linear._parameters.get(name)
+        if held is not None and type(held) is not nn.Parameter:
+            return f"its {name} is a {type(held).__qualname__}"
     if any(getattr(hook, "with_module", False) for hook in _load_hooks(linear)):
         return "its load_state_dict pre-hooks hold the layer itself"
     return weight_problem(linear)
