@@ -58,8 +58,8 @@ def record_amax(model: nn.Module, predicate: Predicate | None = None) -> Iterato
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             input: Tensor = args[0] if args else kwargs["input"]
             if input.numel():
-                found = float(input.detach().abs().amax())
-                amax[name] = found if math.isnan(found) else max(found, amax.get(name, 0.0))
+                found, known = float(input.detach().abs().amax()), amax.get(name, 0.0)
+                amax[name] = known if found <= known or math.isnan(known) else found
 
         return hook
 
