@@ -14,28 +14,67 @@ from nvfp4_models import Block, Own, every, near, unchanged
 # ---- what is left, and why ----
 
 
+def hidden(function):
+    def call(*args):
+        return function(*args)
+
+    return call
+
+
 class Reads(nn.Module):
+    """Reads the weight of every layer but ``called`` and ``others``, in as many ways."""
+
     def __init__(self):
         super().__init__()
-        self.fc = nn.Linear(16, 16)
+        for name in ("fc", "walrus", "by_method", "decorated", "by_property", "kept", "called"):
+            setattr(self, name, nn.Linear(16, 16))
         self.deep = nn.Sequential(nn.Linear(16, 16))
+        self.looped = nn.ModuleList([nn.Linear(16, 16), nn.Linear(16, 16)])
         self.each = nn.ModuleList([Block(fc=nn.Linear(16, 16))])
-        self.called = nn.Linear(16, 16)
+        self.last = nn.ModuleList([nn.Sequential(nn.Linear(16, 16))])
+        self.others = nn.ModuleList([Block(own=nn.Linear(16, 16))])
+        self.norm = nn.LayerNorm(16)
         nn.init.ones_(self.called.weight)
 
     def forward(self, x):
         layer = self.fc
-        x = nn.functional.linear(x, layer.weight, layer.bias)
-        return self.called(self._rest(x))
+        x = nn.functional.linear(x.to(self.dtype), layer.weight, layer.bias)
+        if (other := self.walrus) is not None:
+            x = x @ other.weight
+        x = self._rest(x, *self._static(self)) * self.norm.weight
+        return self._decorated(self.called(x))
 
-    def _rest(self, x):
-        x = x.to(self.deep[0].weight.dtype)
-        for block in self.each:
-            x = x @ block.fc.weight
-        return self.deep(x)
+    def _rest(self, x, kept):
+        x = x.to(self.deep[0].weight.dtype) @ self.by_method.weight @ kept
+        for layer in self.looped:
+            x = x @ layer.weight
+        x = sum([x @ block.fc.weight for block in self.each])
+        for block in self.others:
+            x = block(x)
+        return self.deep(x) + self.last[-1][0].weight.sum()
+
+    @hidden
+    def _decorated(self, x):
+        return x @ self.decorated.weight
+
+    @property
+    def dtype(self):
+        return self.by_property.weight.dtype
+
+    @staticmethod
+    def _static(module):
+        return [module.kept.weight]
 
     def fuse(self):
         return self.called.weight
+
+
+def own_function():
+    """A module whose function is set on the instance."""
+    module = nn.Module()
+    module.fc = nn.Linear(16, 16)
+    module.forward = lambda x: nn.functional.linear(x, module.fc.weight)
+    return module
 
 
 def weight_norm(linear):
@@ -112,13 +151,13 @@ def test_layers_whose_weight_is_read_are_left(predicate):
     model, x = Reads(), torch.randn(5, 16)
     original = copy.deepcopy(model)
     converted, left = convert(model, predicate)
-    assert converted == ["called"]
-    assert left == dict.fromkeys(
-        ("fc", "deep.0", "each.0.fc"), "Reads reads its weight instead of calling it"
-    )
+    assert sorted(converted) == ["called", "others.0.own"]
+    assert set(left.values()) == {"Reads reads its weight instead of calling it"}
+    assert len(left) == len([m for m in model.modules() if type(m) is nn.Linear])
     assert near(model(x), original(x))
     outer = nn.Sequential(Block(fc=nn.Linear(16, 16)))
     assert convert(outer).converted == ["0.fc"], "another module's of that name"
+    assert convert(own_function()).left == {"fc": "Module reads its weight instead of calling it"}
 
 
 def test_torch_compile_s_own_wrapper():

@@ -232,6 +232,18 @@ def test_export(strict, grad):
     assert torch.equal(torch.export.load(stored).module()(x), model(x))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bias", [True, False])
+def test_symbolic_trace(bias, dtype):
+    _, made = pair(bias, dtype)
+    x = torch.randn(5, 64, dtype=dtype)
+    traced = torch.fx.symbolic_trace(nn.Sequential(made, nn.ReLU()))
+    assert torch.equal(traced(x), torch.relu(made(x)))
+    y = x.clone().requires_grad_()
+    traced(y).sum().backward()
+    assert y.grad.any()
+
+
 def test_jit_trace():
     _, made = pair()
     made.requires_grad_(False)

@@ -56,8 +56,9 @@ def record_amax(model: nn.Module, predicate: Predicate | None = None) -> Iterato
 
     def watch(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            input: Tensor = args[0] if args else kwargs["input"]
-            if input.numel():
+            input = args[0] if args else kwargs.get("input")
+            # Of anything else the layer says that it is wrong.
+            if isinstance(input, Tensor) and input.is_floating_point() and input.numel():
                 found, known = float(input.detach().abs().amax()), amax.get(name, 0.0)
                 amax[name] = known if found <= known or math.isnan(known) else found
 
@@ -153,11 +154,11 @@ def _amax_of_layers(model: nn.Module, amax: Mapping[str, float]) -> dict[int, fl
     unknown = []
     for name, value in amax.items():
         try:
-            module = model.get_submodule(name)
+            module = model.get_submodule(str(name))
         except AttributeError:
             module = None
         if not isinstance(module, nn.Linear | NVFP4Linear):
-            unknown.append(name)
+            unknown.append(str(name))
             continue
         try:
             number = float(value)

@@ -92,6 +92,41 @@ class _Recorded(torch.autograd.Function):
         return _Recorded.apply(input.movedim(in_dims[0] or 0, 0), *held), 0
 
 
+@torch.fx.wrap  # one call in a symbolic trace, whose values cannot be asked
+def _product(
+    input: Tensor, input_scale: Tensor, weight: Tensor, weight_scale: Tensor, alpha: Tensor
+) -> Tensor:
+    """The layer without its bias."""
+    if _is_any_autocast_enabled():
+        input = _autocast(input)
+    try:
+        if (
+            (input.requires_grad and torch.is_grad_enabled())
+            or _are_transforms_active()
+            or forward_ad._current_level >= 0
+        ):
+            y: Tensor = _Recorded.apply(input, input_scale, weight, weight_scale, alpha)
+            return y
+        return _linear(input, input_scale, weight, weight_scale, alpha)
+    except Exception:
+        _explain(input, weight)
+        raise
+
+
+def _explain(input: Tensor, weight: Tensor) -> None:
+    """Raise what was wrong with a layer's input, where the ops have other words for it."""
+    if not isinstance(input, Tensor):
+        raise TypeError(f"input must be a Tensor, got {type(input).__name__}") from None
+    if input.is_nested:
+        raise TypeError("NVFP4Linear does not take nested Tensors") from None
+    in_features = 2 * weight.shape[-1]
+    if input.shape[-1:] != (in_features,) and weight.dtype == torch.uint8:
+        raise RuntimeError(
+            f"the last dimension of input must be in_features, {in_features}, got a Tensor of "
+            f"size {list(input.shape)}"
+        ) from None
+
+
 class NVFP4Linear(nn.Module):
     """``y = x @ weight.T + bias`` with weight and activation in NVFP4.
 
@@ -186,38 +221,14 @@ class NVFP4Linear(nn.Module):
             RuntimeError: The last dimension is not ``in_features``.
             TypeError: The input is not float32, bfloat16 or float16.
         """
-        if _is_any_autocast_enabled():
-            input = _autocast(input)
         own: Any = self._buffers  # nn.Module's look-up of an attribute takes half a microsecond
-        held = own["input_scale"], own["weight"], own["weight_scale"], own["alpha"]
-        try:
-            if (
-                (input.requires_grad and torch.is_grad_enabled())
-                or _are_transforms_active()
-                or forward_ad._current_level >= 0
-            ):
-                y: Tensor = _Recorded.apply(input, *held)
-            else:
-                y = _linear(input, *held)
-        except Exception:
-            self._explain(input)
-            raise
+        y: Tensor = _product(
+            input, own["input_scale"], own["weight"], own["weight_scale"], own["alpha"]
+        )
         bias = self.bias
         if bias is None:
             return y
         return y + (bias if bias.dtype is y.dtype else bias.to(y.dtype))
-
-    def _explain(self, input: Tensor) -> None:
-        """Raise what was wrong with a layer's input, where the ops have other words for it."""
-        if not isinstance(input, Tensor):
-            raise TypeError(f"input must be a Tensor, got {type(input).__name__}") from None
-        if input.is_nested:
-            raise TypeError("NVFP4Linear does not take nested Tensors") from None
-        if input.shape[-1:] != (self.in_features,):
-            raise RuntimeError(
-                f"the last dimension of input must be in_features, {self.in_features}, got a "
-                f"Tensor of size {list(input.shape)}"
-            ) from None
 
     def extra_repr(self) -> str:
         return (

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hotop.nvfp4._linear import weight_problem
-from hotop.nvfp4._weight_reads import Path, reads, weights_read
+from hotop.nvfp4._weight_reads import Path, has_own_functions, reads, weights_read
 
 
 @dataclass
@@ -34,7 +34,7 @@ class Found:
 def find_linears(model: nn.Module) -> list[Found]:
     """Return the linear layers below a model, in the order of its modules."""
     found: dict[int, Found] = {}
-    weight_reads: dict[type, set[Path]] = {}
+    weight_reads: dict[int, set[Path]] = {}
     for ancestors, names in _walk(model, [], [], set()):
         linear = ancestors.pop()
         assert isinstance(linear, nn.Linear)
@@ -90,17 +90,17 @@ def _not_like_linear(linear: nn.Linear) -> str | None:
 
 
 def _other_use(
-    ancestors: list[nn.Module], names: list[str], weight_reads: dict[type, set[Path]]
+    ancestors: list[nn.Module], names: list[str], weight_reads: dict[int, set[Path]]
 ) -> str | None:
     parent = type(ancestors[-1])
     if issubclass(parent, torch._dynamo.OptimizedModule):
         return "torch.compile holds it: convert before"
     for depth, ancestor in enumerate(ancestors):
-        kind = type(ancestor)
+        kind = id(ancestor if has_own_functions(ancestor) else type(ancestor))
         if kind not in weight_reads:
-            weight_reads[kind] = weights_read(kind)
+            weight_reads[kind] = weights_read(ancestor)
         if reads(weight_reads[kind], tuple(names[depth:])):
-            return f"{kind.__qualname__} reads its weight instead of calling it"
+            return f"{type(ancestor).__qualname__} reads its weight instead of calling it"
     return None
 
 
