@@ -208,6 +208,12 @@ def subclass_weight():
     return model, {"a": "its weight is a Quantized"}
 
 
+def held_aside():
+    model = Block(a=nn.Linear(16, 16), b=nn.Linear(16, 16))
+    model.by_hand, model.by_name = [model.a], {"b": model.b}
+    return model, {"a": "Block holds it in by_hand too", "b": "Block holds it in by_name too"}
+
+
 def double():
     model = Block(a=nn.Linear(16, 16, dtype=torch.float64))
     return model, {"a": "the weight must be float32, bfloat16 or float16, got torch.float64"}
@@ -232,6 +238,7 @@ def sparse():
         two_linears,
         views_of_one_memory,
         buffer,
+        held_aside,
         subclass_weight,
         double,
         odd,

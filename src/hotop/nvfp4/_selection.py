@@ -45,10 +45,14 @@ def find_linears(model: nn.Module) -> list[Found]:
             entry.not_like_linear = _not_like_linear(linear) or _other_use(
                 ancestors, names, weight_reads
             )
-    owners = _Owners(model)
+    owners, aside = _Owners(model), _held_aside(model)
     for entry in found.values():
         if entry.not_like_linear is None:
-            entry.not_replaceable = _not_replaceable(entry.linear) or owners.sharing(entry.linear)
+            entry.not_replaceable = (
+                _not_replaceable(entry.linear)
+                or owners.sharing(entry.linear)
+                or aside.get(id(entry.linear))
+            )
     return list(found.values())
 
 
@@ -116,6 +120,20 @@ def _not_replaceable(linear: nn.Linear) -> str | None:
 
 def _load_hooks(linear: nn.Linear) -> list[object]:
     return list(linear._load_state_dict_pre_hooks.values())
+
+
+def _held_aside(model: nn.Module) -> dict[int, str]:
+    """Where layers stand beside the modules' own tables, by layer: there the old one would stay."""
+    found = {}
+    for module in model.modules():
+        for name, value in vars(module).items():
+            if name == "_modules":
+                continue
+            items = list(value.values()) if type(value) is dict else value
+            for item in items if type(items) in (list, tuple, set) else [items]:
+                if isinstance(item, nn.Linear):
+                    found[id(item)] = f"{type(module).__qualname__} holds it in {name} too"
+    return found
 
 
 class _Owners:
