@@ -113,9 +113,8 @@ def convert(
             "the model is an nn.Linear itself, which convert cannot replace in place: use "
             "NVFP4Linear.from_linear"
         )
-    all_linears = find_linears(model)
     largest = _amax_of_layers(model, amax or {})
-    chosen, left = _choose(all_linears, predicate)
+    chosen, left = _choose(find_linears(model), predicate)
     refused = [
         f"{found.names[0]}: {found.not_replaceable}" for found in chosen if found.not_replaceable
     ]
@@ -163,7 +162,7 @@ def _amax_of_layers(model: nn.Module, amax: Mapping[str, float]) -> dict[int, fl
         try:
             number = float(value)
             global_scale(torch.tensor(number, device="cpu"))
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RuntimeError) as error:
             raise ValueError(f"amax of {name}: {error}") from None
         found[id(module)] = max(number, found.get(id(module), 0.0))
     if unknown:

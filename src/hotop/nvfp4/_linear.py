@@ -22,7 +22,7 @@ _MOST_SCALE = 2.0**118
 # Below any global scale of a finite float32 tensor, 2688 / 3.4e38.
 _LEAST_SCALE = 2.0**-117
 _LEAST_NORMAL = 2.0**-126
-# Float32 in a checkpoint and in every conversion of a model, or what it says here.
+# The buffers' dtypes, in a checkpoint and through every conversion of a model.
 _DTYPES = {
     "weight": torch.uint8,
     "weight_scale": torch.uint8,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor, nn
 
 from hotop.nvfp4._linear import weight_problem
@@ -96,8 +95,7 @@ def _not_like_linear(linear: nn.Linear) -> str | None:
 def _other_use(
     ancestors: list[nn.Module], names: list[str], weight_reads: dict[int, set[Path]]
 ) -> str | None:
-    parent = type(ancestors[-1])
-    if issubclass(parent, torch._dynamo.OptimizedModule):
+    if names[-1] == "_orig_mod":
         return "torch.compile holds it: convert before"
     for depth, ancestor in enumerate(ancestors):
         kind = id(ancestor if has_own_functions(ancestor) else type(ancestor))
