@@ -140,13 +140,21 @@ def test_replicas(monkeypatch):
             assert torch.equal(replica(x), made(x))
 
 
-def test_made_in_inference_mode():
+@pytest.mark.parametrize("inside", [True, False])
+def test_made_in_inference_mode(inside):
     linear, _ = pair()
     with torch.inference_mode():
+        if inside:
+            linear, _ = pair()
         made = NVFP4Linear.from_linear(linear)
+        again = NVFP4Linear.from_linear(linear)
+        assert torch.equal(made(torch.ones(2, 64)), again(torch.ones(2, 64)))
     x = torch.randn(5, 64, requires_grad=True)
     made(x).sum().backward()
     assert x.grad is not None
+    with torch.no_grad():
+        assert near(NVFP4Linear.from_linear(linear)(x), linear(x))
+    assert made.bias.requires_grad != inside
 
 
 # ---- scales ----

@@ -211,7 +211,9 @@ class NVFP4Linear(nn.Module):
                 )
             bias = linear.bias
             if bias is not None:
-                bias = nn.Parameter(bias.detach(), requires_grad=bias.requires_grad)
+                # A Tensor of inference mode can require no gradient outside it.
+                trains = bias.requires_grad and not bias.is_inference()
+                bias = nn.Parameter(bias.detach(), requires_grad=trains)
             return cls(packed, weight_scale, scale, alpha, bias)
 
     def forward(self, input: Tensor) -> Tensor:
