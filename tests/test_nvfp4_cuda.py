@@ -142,7 +142,7 @@ def test_strides_on_host(host: ctypes.CDLL, name: str) -> None:
 
 
 def test_error_of_the_library(host: ctypes.CDLL) -> None:
-    with pytest.raises(RuntimeError, match=r"^quantize: CUDA error 1: invalid argument$"):
+    with pytest.raises(RuntimeError, match=r"quantize: CUDA error 1: invalid argument$"):
         _cuda._launch(host, torch.zeros(1, 16), torch.ones(1), False, 1)
 
 
@@ -220,15 +220,15 @@ def test_gemm_checks_before_it_launches() -> None:
     act, weight, act_sf, weight_scale, alpha = operands(4, 16, 32, "cpu")
     good = [act, weight, act_sf, weight_scale, alpha, torch.bfloat16]
     for index, value, error, message in (
-        (0, act.float(), TypeError, "act_fp4 must be uint8, got float32"),
-        (1, weight[:, :8], ValueError, "weight must be 2-D with the last dimension of act_fp4"),
-        (2, act_sf[:-1], ValueError, r"act_sf must have the shape \[512\]"),
-        (3, weight_scale.reshape(2, -1), ValueError, r"weight_scale must have the shape \[512\]"),
+        (0, act.float(), TypeError, "act_fp4 must be uint8, got Float"),
+        (1, weight[:, :8], ValueError, "weight must have 16 bytes in a row as act_fp4 has, got 8"),
+        (2, act_sf[:-1], ValueError, "act_sf must be 1-D with 512 elements"),
+        (3, weight_scale.reshape(2, -1), ValueError, "weight_scale must be 1-D with 512 elements"),
         (4, torch.ones(2), ValueError, "alpha must have one element"),
-        (5, torch.int8, TypeError, "output_dtype must be float32, bfloat16 or float16, got int8"),
+        (5, torch.int8, TypeError, "output_dtype must be float32, bfloat16 or float16, got Char"),
     ):
         arguments = [*good[:index], value, *good[index + 1 :]]
-        with pytest.raises(error, match="^gemm: " + message):
+        with pytest.raises(error, match="^nvfp4_gemm: " + message):
             _cuda.gemm(*arguments)
 
 

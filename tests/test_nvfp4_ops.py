@@ -239,12 +239,14 @@ def test_calibration_and_convert():
         model(x)
         model(x / 2)
     assert amax == {"0": pytest.approx(float(x.abs().max())), "2.0": pytest.approx(1, rel=1e-3)}
-    assert nvfp4.convert(model, amax=amax) == ["0", "2.0"], "8 is not a multiple of 16"
+    converted, left = nvfp4.convert(model, amax=amax)
+    assert converted == ["0", "2.0"]
+    assert left == {"3": "in_features must be a multiple of 16 for NVFP4, got 8"}
     assert float(model[0].input_scale) == pytest.approx(448 * 6 / float(x.abs().max()))
     assert (model(x) - original(x)).norm() < 0.5 * original(x).norm()
     with pytest.raises(ValueError, match="3: in_features must be a multiple of 16"):
         nvfp4.convert(model, lambda name, linear: True)
-    assert nvfp4.convert(original, lambda name, linear: name == "0") == ["0"]
+    assert nvfp4.convert(original, lambda name, linear: name == "0").converted == ["0"]
     assert isinstance(original[2][0], nn.Linear)
 
 

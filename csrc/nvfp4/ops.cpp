@@ -6,6 +6,8 @@
 #include <ATen/ops/contiguous.h>
 #include <c10/util/DimVector.h>
 
+#include <cmath>
+
 #include "checks.h"
 #include "threads.h"
 
@@ -153,14 +155,26 @@ at::Tensor dequantize(const at::Tensor& packed, const at::Tensor& sf,
   const Kernels& kernels = active_kernels();
   auto* out = static_cast<char*>(data_of(result));
   DefaultFloatState state;
+  const float multiplier = 1.0f / g;
+  const auto decode = [&](int64_t first, int64_t last, float* values) {
+    if (C10_LIKELY(std::isfinite(multiplier))) {
+      kernels.decode(source, first, last, g, values);
+      return;
+    }
+    // What is 0 before the global scale stays 0, where the kernels would multiply it by infinity.
+    kernels.decode(source, first, last, 1.0f, values);
+    for (int64_t i = 0; i < (last - first) * k; ++i) {
+      if (values[i] != 0.0f) values[i] *= multiplier;
+    }
+  };
   for_pieces(rows, std::max<int64_t>(1, kGrain / k), [&](int64_t first, int64_t last) {
     if (type == Element::kFloat32) {
-      kernels.decode(source, first, last, g, reinterpret_cast<float*>(out) + first * k);
+      decode(first, last, reinterpret_cast<float*>(out) + first * k);
       return;
     }
     std::vector<float> row(k);
     for (int64_t i = first; i < last; ++i) {
-      kernels.decode(source, i, i + 1, g, row.data());
+      decode(i, i + 1, row.data());
       kernels.narrow(row.data(), k, type, out + i * k * 2);
     }
   });

@@ -1,6 +1,7 @@
 """NVFP4 quantization and matrix multiplication as two ops, and a linear layer on them."""
 
-from hotop.nvfp4._linear import NVFP4Linear, convert, global_scale, record_amax
+from hotop.nvfp4._convert import Conversion, convert, record_amax
+from hotop.nvfp4._linear import NVFP4Linear, global_scale
 from hotop.nvfp4._ops import (
     nvfp4_dequantize,
     nvfp4_gemm,
@@ -10,6 +11,7 @@ from hotop.nvfp4._ops import (
 )
 
 __all__ = [
+    "Conversion",
     "NVFP4Linear",
     "convert",
     "global_scale",

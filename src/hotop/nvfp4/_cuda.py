@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from hotop.nvfp4 import reference
+from hotop.nvfp4._checks import check_gemm, check_quantize, swizzled_size
 
 __all__ = ["gemm", "library_problem", "quantize"]
 
@@ -104,19 +105,16 @@ def quantize(
         ValueError: a shape, a device or `scaling_vector_size` is wrong.
         RuntimeError: CUDA refused the launch.
     """
-    if scaling_vector_size != 16:
-        raise ValueError(f"quantize: scaling_vector_size must be 16, got {scaling_vector_size}")
+    check_quantize(input, input_scale, scaling_vector_size)
     if input.device.type != "cuda" or input_scale.device != input.device:
         raise ValueError(
-            "quantize: input and input_scale must be on one CUDA device, "
+            "tunable_fp4_quantize: input and input_scale must be on one CUDA device, "
             f"got {input.device} and {input_scale.device}"
         )
     library, problem = _load()
     if library is None:
         _warn_once(str(problem))
         return reference.quantize(input, input_scale, is_sf_swizzled_layout)
-    reference.check_quantize(input, input_scale)
-
     stream = torch.cuda.current_stream(input.device).cuda_stream
     return _launch(library, input, input_scale, is_sf_swizzled_layout, stream)
 
@@ -134,7 +132,7 @@ def _launch(
     packed = torch.empty((*input.shape[:-1], k // 2), dtype=torch.uint8, device=device)
     shape = [*input.shape[:-1], k // 16]
     if swizzled:
-        shape = [reference.swizzled_size(rows, k // 16)]
+        shape = [swizzled_size(rows, k // 16)]
     sf = torch.empty(shape, dtype=torch.uint8, device=device)
     error = library.hotop_nvfp4_cuda_quantize(
         matrix.data_ptr(),
@@ -151,7 +149,7 @@ def _launch(
     )
     if error != 0:
         text = library.hotop_nvfp4_cuda_error_string(error).decode()
-        raise RuntimeError(f"quantize: CUDA error {error}: {text}")
+        raise RuntimeError(f"tunable_fp4_quantize: CUDA error {error}: {text}")
     return [packed, sf]
 
 
@@ -188,7 +186,7 @@ def gemm(
         TypeError: a dtype is wrong.
         ValueError: the shapes do not fit.
     """
-    reference.check_gemm(act_fp4, weight, act_sf, weight_scale, alpha, output_dtype)
+    check_gemm(act_fp4, weight, act_sf, weight_scale, alpha, output_dtype)
     if not _has_block_scaled_mm(act_fp4.device) or not _fits_block_scaled_mm(act_fp4, weight):
         return reference.gemm(act_fp4, weight, act_sf, weight_scale, alpha, output_dtype)
     one = _one(act_fp4.device)

@@ -1,4 +1,4 @@
-"""The two hot ops, ``hotop::tunable_fp4_quantize`` and ``hotop::nvfp4_gemm``, and their tactics."""
+"""The ops ``hotop::tunable_fp4_quantize``, ``nvfp4_gemm`` and ``nvfp4_dequantize``, and tactics."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor
 from hotop import _load
 from hotop._define import custom_op
 from hotop.nvfp4 import _cuda, reference
+from hotop.nvfp4._checks import check_dequantize, check_gemm, check_quantize, swizzled_size
 from hotop.tuner import Tactic, follows, power_of_two, tunable
 
 kernels: Any = _load.load_extension("_nvfp4")
@@ -70,16 +71,14 @@ def _(
     scaling_vector_size: int = 16,
     is_sf_swizzled_layout: bool = False,
 ) -> list[Tensor]:
-    reference.check_quantize(input, input_scale)
-    if scaling_vector_size != 16:
-        raise ValueError(f"quantize: scaling_vector_size must be 16, got {scaling_vector_size}")
+    check_quantize(input, input_scale, scaling_vector_size)
     k = input.shape[-1]
     rows = math.prod(input.shape[:-1])
     packed = input.new_empty((*input.shape[:-1], k // 2), dtype=torch.uint8)
     if is_sf_swizzled_layout:
         return [
             packed,
-            input.new_empty((reference.swizzled_size(rows, k // 16),), dtype=torch.uint8),
+            input.new_empty((swizzled_size(rows, k // 16),), dtype=torch.uint8),
         ]
     return [packed, input.new_empty((*input.shape[:-1], k // 16), dtype=torch.uint8)]
 
@@ -87,7 +86,7 @@ def _(
 def act_sf_size(shapes: Any) -> int:
     """Return how many scale bytes the GEMM's activations have, from the shapes of a call."""
     act = shapes["act_fp4"]
-    return reference.swizzled_size(math.prod(act[:-1]), act[-1] // 8)
+    return swizzled_size(math.prod(act[:-1]), act[-1] // 8)
 
 
 @tunable(
@@ -138,7 +137,28 @@ nvfp4_gemm = custom_op(
         f'str allowed_backends="{_BACKENDS}") -> Tensor'
     ),
 )
-nvfp4_gemm.register_kernel("cuda", _cuda.gemm)
+
+
+def _check_backends(allowed_backends: str, *arguments: Any) -> None:
+    """Raise what the CPU's tunable raises for ``allowed_backends``; it knows every tactic."""
+    if allowed_backends != _BACKENDS:
+        _gemm_on_cpu.candidates((*arguments, False, allowed_backends), {})
+
+
+@nvfp4_gemm.register_kernel("cuda")
+def _(
+    act_fp4: Tensor,
+    weight: Tensor,
+    act_sf: Tensor,
+    weight_scale: Tensor,
+    alpha: Tensor,
+    output_dtype: torch.dtype,
+    to_userbuffers: bool = False,
+    allowed_backends: str = _BACKENDS,
+) -> Tensor:
+    arguments = (act_fp4, weight, act_sf, weight_scale, alpha, output_dtype)
+    _check_backends(allowed_backends, *arguments)
+    return _cuda.gemm(*arguments)
 
 
 @nvfp4_gemm.register_fake
@@ -152,8 +172,45 @@ def _(
     to_userbuffers: bool = False,
     allowed_backends: str = _BACKENDS,
 ) -> Tensor:
-    reference.check_gemm(act_fp4, weight, act_sf, weight_scale, alpha, output_dtype)
+    arguments = (act_fp4, weight, act_sf, weight_scale, alpha, output_dtype)
+    _check_backends(allowed_backends, *arguments)
+    check_gemm(*arguments)
     return act_fp4.new_empty((*act_fp4.shape[:-1], weight.shape[0]), dtype=output_dtype)
+
+
+def _dequantize(
+    packed: Tensor,
+    sf: Tensor,
+    global_scale: Tensor,
+    dtype: torch.dtype,
+    is_sf_swizzled_layout: bool,
+) -> Tensor:
+    dequantize = kernels.dequantize if packed.device.type == "cpu" else reference.dequantize
+    result: Tensor = dequantize(packed, sf, global_scale, dtype, is_sf_swizzled_layout)
+    return result
+
+
+_dequantize_op = custom_op(
+    "hotop::nvfp4_dequantize",
+    _dequantize,
+    mutates_args=(),
+    schema=(
+        "(Tensor packed, Tensor sf, Tensor global_scale, ScalarType dtype, "
+        "bool is_sf_swizzled_layout) -> Tensor"
+    ),
+)
+
+
+@_dequantize_op.register_fake
+def _(
+    packed: Tensor,
+    sf: Tensor,
+    global_scale: Tensor,
+    dtype: torch.dtype,
+    is_sf_swizzled_layout: bool,
+) -> Tensor:
+    check_dequantize(packed, sf, global_scale, dtype, is_sf_swizzled_layout)
+    return packed.new_empty((*packed.shape[:-1], 2 * packed.shape[-1]), dtype=dtype)
 
 
 def nvfp4_dequantize(
@@ -164,6 +221,8 @@ def nvfp4_dequantize(
     is_sf_swizzled_layout: bool = False,
 ) -> Tensor:
     """Return the values that NVFP4 codes stand for: ``e2m1 * sf * (1 / global_scale)``.
+
+    What is 0 before the global scale stays 0 whatever that is.
 
     Args:
         packed: uint8 ``[..., k/2]``, two e2m1 codes a byte, the even element in the low half.
@@ -179,9 +238,8 @@ def nvfp4_dequantize(
         TypeError: A dtype is another one.
         ValueError: The sizes of ``sf`` and ``packed`` do not fit.
     """
-    if packed.device.type != "cpu":
-        return reference.dequantize(packed, sf, global_scale, dtype, is_sf_swizzled_layout)
-    return kernels.dequantize(packed, sf, global_scale, dtype, is_sf_swizzled_layout)
+    result: Tensor = _dequantize_op(packed, sf, global_scale, dtype, is_sf_swizzled_layout)
+    return result
 
 
 def swizzle(sf: Tensor) -> Tensor:

@@ -13,13 +13,20 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["dequantize", "gemm", "quantize", "swizzle", "unswizzle"]
+from hotop.nvfp4._checks import (
+    BLOCK,
+    check_dequantize,
+    check_gemm,
+    check_quantize,
+    check_unswizzle,
+    swizzled_size,
+)
 
-BLOCK = 16  # elements that share one e4m3 scale
+__all__ = ["dequantize", "gemm", "quantize", "swizzle", "swizzled_size", "unswizzle"]
+
 E4M3_MAX = 448.0
 E2M1_MAX = 6.0
 _E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def quantize(
@@ -78,17 +85,12 @@ def swizzle(sf: Tensor) -> Tensor:
     Source: the 1-D block scaling layout in the documentation of cuBLAS.
     """
     if sf.dim() != 2:
-        raise ValueError(f"swizzle: sf must be 2-D, got a tensor of shape {list(sf.shape)}")
+        raise ValueError(f"swizzle: sf must have two dimensions, got {sf.dim()}")
     rows, columns = sf.shape
     padded = torch.nn.functional.pad(sf, (0, -columns % 4, 0, -rows % 128))
     # [row tile, quarter, row in quarter, column tile, column] -> the formula's order
     tiles = padded.reshape(padded.shape[0] // 128, 4, 32, padded.shape[1] // 4, 4)
     return tiles.permute(0, 3, 2, 1, 4).reshape(-1)
-
-
-def swizzled_size(rows: int, columns: int) -> int:
-    """Count the elements of swizzled scales, the padding with them."""
-    return (rows + 127) // 128 * ((columns + 3) // 4) * 512
 
 
 def unswizzle(sf: Tensor, rows: int, columns: int) -> Tensor:
@@ -105,12 +107,7 @@ def unswizzle(sf: Tensor, rows: int, columns: int) -> Tensor:
     Raises:
         ValueError: `sf` has another shape.
     """
-    size = swizzled_size(rows, columns)
-    if sf.dim() != 1 or sf.shape[0] != size:
-        raise ValueError(
-            f"unswizzle: sf must be 1-D with {size} elements for {rows} rows and {columns} "
-            f"columns, got a tensor of shape {list(sf.shape)}"
-        )
+    check_unswizzle(sf, rows, columns)
     row_tiles, column_tiles = (rows + 127) // 128, (columns + 3) // 4
     tiles = sf.reshape(row_tiles, column_tiles, 32, 4, 4).permute(0, 3, 2, 1, 4)
     return tiles.reshape(row_tiles * 128, column_tiles * 4)[:rows, :columns].contiguous()
@@ -124,6 +121,8 @@ def dequantize(
     is_sf_swizzled_layout: bool = False,
 ) -> Tensor:
     """Decode NVFP4: `(code * float(sf)) * (1 / global_scale)` in float32, in this order, then cast.
+
+    What is 0 before the global scale stays 0 whatever that is.
 
     Args:
         packed: `[..., k / 2]` uint8 from `quantize`.
@@ -139,11 +138,12 @@ def dequantize(
         TypeError: a dtype is wrong.
         ValueError: the shapes do not fit.
     """
-    _check_dtype(dtype, "dequantize", "dtype")
-    _check_one_element(global_scale, "dequantize", "global_scale")
-    _check_packed(packed, sf, is_sf_swizzled_layout, "dequantize", "packed", "sf")
+    check_dequantize(packed, sf, global_scale, dtype, is_sf_swizzled_layout)
     value = _decode(packed, sf, is_sf_swizzled_layout)
-    return (value * (1.0 / global_scale.detach().reshape(()))).to(dtype)
+    inverse = 1.0 / global_scale.detach().reshape(())
+    # That of 0 and of most subnormal numbers is infinite.
+    kept = (value == 0.0) & ~inverse.isfinite()
+    return torch.where(kept, value, value * inverse).to(dtype)
 
 
 def gemm(
@@ -216,77 +216,3 @@ def _e2m1(value: Tensor) -> Tensor:
     nan = value.isnan()
     sign = torch.signbit(value).to(torch.uint8) << 3
     return (code.masked_fill(nan, 0.0).to(torch.uint8) | sign).masked_fill(nan, 7)
-
-
-def check_quantize(input: Tensor, input_scale: Tensor) -> None:
-    """Raise what `quantize` raises."""
-    if input.dtype not in _DTYPES:
-        raise TypeError(
-            f"quantize: input must be float32, bfloat16 or float16, got {_name(input.dtype)}"
-        )
-    if input.dim() == 0 or input.shape[-1] % BLOCK != 0:
-        raise ValueError(
-            "quantize: input must have a last dimension that is a multiple of 16, "
-            f"got a tensor of shape {list(input.shape)}"
-        )
-    _check_one_element(input_scale, "quantize", "input_scale")
-
-
-def check_gemm(
-    act_fp4: Tensor,
-    weight: Tensor,
-    act_sf: Tensor,
-    weight_scale: Tensor,
-    alpha: Tensor,
-    output_dtype: torch.dtype,
-) -> None:
-    """Raise what `gemm` raises."""
-    _check_dtype(output_dtype, "gemm", "output_dtype")
-    _check_one_element(alpha, "gemm", "alpha")
-    if weight.dim() != 2 or act_fp4.dim() == 0 or act_fp4.shape[-1] != weight.shape[1]:
-        raise ValueError(
-            "gemm: weight must be 2-D with the last dimension of act_fp4, got tensors of shapes "
-            f"{list(weight.shape)} and {list(act_fp4.shape)}"
-        )
-    _check_packed(act_fp4, act_sf, True, "gemm", "act_fp4", "act_sf")
-    _check_packed(weight, weight_scale, True, "gemm", "weight", "weight_scale")
-
-
-def _check_packed(
-    packed: Tensor, sf: Tensor, swizzled: bool, where: str, packed_name: str, sf_name: str
-) -> None:
-    for name, tensor in ((packed_name, packed), (sf_name, sf)):
-        if tensor.dtype != torch.uint8:
-            raise TypeError(f"{where}: {name} must be uint8, got {_name(tensor.dtype)}")
-    if packed.dim() == 0 or packed.shape[-1] % (BLOCK // 2) != 0:
-        raise ValueError(
-            f"{where}: {packed_name} must have a last dimension that is a multiple of 8, "
-            f"got a tensor of shape {list(packed.shape)}"
-        )
-    columns = packed.shape[-1] * 2 // BLOCK
-    shape = [*packed.shape[:-1], columns]
-    if swizzled:
-        shape = [swizzled_size(math.prod(packed.shape[:-1]), columns)]
-    if list(sf.shape) != shape:
-        raise ValueError(
-            f"{where}: {sf_name} must have the shape {shape}, "
-            f"got a tensor of shape {list(sf.shape)}"
-        )
-
-
-def _check_one_element(scale: Tensor, where: str, name: str) -> None:
-    if scale.dtype != torch.float32:
-        raise TypeError(f"{where}: {name} must be float32, got {_name(scale.dtype)}")
-    if scale.numel() != 1:
-        raise ValueError(
-            f"{where}: {name} must have one element, got a tensor of shape {list(scale.shape)}"
-        )
-
-
-def _check_dtype(dtype: torch.dtype, where: str, name: str) -> None:
-    if dtype not in _DTYPES:
-        raise TypeError(f"{where}: {name} must be float32, bfloat16 or float16, got {_name(dtype)}")
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
