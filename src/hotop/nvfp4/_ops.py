@@ -22,8 +22,12 @@ _ROWS = {d: power_of_two(cap=_MOST_ROWS) for d in (-2, -3, -4)}
 _BACKENDS = "cublaslt,blas,int8"
 
 
-def _is_available(isa: str) -> bool:
-    return isa in kernels.available_isas()
+def _quantize_by_isa() -> dict[str, Any]:
+    """Return the kernels for the instruction sets of this machine, the reference last."""
+    here = set(kernels.available_isas())
+    by_isa = {"avx2": kernels.quantize_avx2, "avx512": kernels.quantize_avx512}
+    found = {isa: kernel for isa, kernel in by_isa.items() if isa in here}
+    return {**found, "scalar": kernels.quantize_scalar}
 
 
 @tunable(
@@ -33,11 +37,7 @@ def _is_available(isa: str) -> bool:
     atol=0,
     reference=kernels.quantize_scalar,
     default="auto",
-    tactics={
-        "avx2": Tactic(kernels.quantize_avx2, applies=lambda *_, **__: _is_available("avx2")),
-        "avx512": Tactic(kernels.quantize_avx512, applies=lambda *_, **__: _is_available("avx512")),
-        "scalar": kernels.quantize_scalar,
-    },
+    tactics=_quantize_by_isa(),
 )
 def _quantize_on_cpu(
     input: Tensor,
