@@ -58,6 +58,9 @@ def bind(
     may_be_direct: bool = True,
     /,
 ) -> None: ...
+def bind_later(
+    slot: CallSlot, make: Callable[[], object], slow: Callable[..., Any], /
+) -> None: ...
 def point_calls_by_dict(cls: type, /) -> None: ...
 def learn_python_kernels(
     name: str, function: Callable[..., Any], has_fallback: bool, /
