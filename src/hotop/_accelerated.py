@@ -100,6 +100,15 @@ def accelerate_overload(overload: OpOverload, plan: _core.Plan | None = None) ->
     overload.__class__ = AcceleratedOverload
 
 
+def in_dispatcher(overload: OpOverload) -> bool:
+    """Return whether the dispatcher has this operator; TorchScript's own it has not."""
+    try:
+        _C._dispatch_find_schema_or_throw(overload._schema.name, overload._schema.overload_name)
+    except RuntimeError:
+        return False
+    return True
+
+
 @locked
 def make_plan(overload: OpOverload) -> None:
     """Make the plan of an overload, and that of its packet, from the kernels in its table."""
@@ -112,13 +121,11 @@ def make_plan(overload: OpOverload) -> None:
         if not overload.__dict__["_hotop_plan"]:
             restore_overload(overload)
         return
-    schema = overload._schema
-    names = (schema.name, schema.overload_name)
-    try:
-        plan = _core.Plan(*names, "nothing", None)
-    except RuntimeError:  # its library has gone
+    if not in_dispatcher(overload):  # its library has gone
         restore_overload(overload)
         return
+    names = (overload._schema.name, overload._schema.overload_name)
+    plan = _core.Plan(*names, "nothing", None)
     may_be_direct = overload._defined_in_python or _core.has_python_kernel(*names)
     _core.bind(overload.__dict__[SLOT], plan, entry_of_overload(overload), may_be_direct)
     overload.__dict__["_hotop_plan"] = plan
@@ -127,9 +134,7 @@ def make_plan(overload: OpOverload) -> None:
         bind_packet(overload._overloadpacket)
 
 
-def accelerate_packet(
-    packet: OpOverloadPacket[Any, Any], kept_hash: int | None = None
-) -> None:
+def accelerate_packet(packet: OpOverloadPacket[Any, Any], kept_hash: int | None = None) -> None:
     """Let calls of a packet go by the plans of its overloads; its hash is from now on this one."""
     slot = _core.CallSlot()
     _core.bind(slot, None, entry_of_packet(packet))

@@ -82,14 +82,6 @@ def _op_of(overload: OpOverload) -> custom_ops.CustomOpDef | None:
     return op if op is not None and op._opoverload is overload else None
 
 
-def _in_dispatcher(overload: OpOverload) -> bool:
-    try:
-        _C._dispatch_find_schema_or_throw(overload._schema.name, overload._schema.overload_name)
-    except RuntimeError:
-        return False
-    return True
-
-
 def cover_overload(overload: OpOverload) -> bool:
     """Accelerate one overload, by its ``CustomOpDef`` where it has one; False: it was left."""
     _learn_python_kernels()
@@ -105,7 +97,7 @@ def cover_overload(overload: OpOverload) -> bool:
             "hotop made it: it is fast already" if made else "it takes script objects"
         )
         return False
-    if not _in_dispatcher(overload):
+    if not _accelerated.in_dispatcher(overload):
         LEFT[overload._name] = "it is TorchScript's: the dispatcher does not have it"
         return False
     op = _op_of(overload)

@@ -64,4 +64,4 @@ def _reduce_class(cls: StandIn) -> tuple[Any, ...]:
     return typing.cast, (None, stands_for(cls))
 
 
-copyreg.pickle(StandIn, _reduce_class)  # type: ignore[arg-type]
+copyreg.pickle(StandIn, _reduce_class)
