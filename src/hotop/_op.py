@@ -227,5 +227,5 @@ for _cls in (FastOverload, FastPacket, OpDef):
 
 # torch.ops, torch.ops.ns and torch.ops.ns.name: a third of a microsecond per call in all, before
 # the op itself. The classes stay PyTorch's; what they answer does not change.
-for _cls in (type(torch.ops), _OpNamespace, FastPacket):
+for _cls in (type(torch.ops), _OpNamespace, FastPacket, AcceleratedPacket):
     _core.shorten_lookups(_cls)
