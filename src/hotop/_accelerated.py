@@ -134,11 +134,18 @@ def make_plan(overload: OpOverload) -> None:
         bind_packet(overload._overloadpacket)
 
 
-def accelerate_packet(packet: OpOverloadPacket[Any, Any], kept_hash: int | None = None) -> None:
-    """Let calls of a packet go by the plans of its overloads; its hash is from now on this one."""
+def keep_hash(packet: OpOverloadPacket[Any, Any]) -> None:
+    """From now on a packet has the hash that it has now, whatever overloads it gets."""
+    if type(packet) is OpOverloadPacket:
+        packet.__dict__[HASH] = hash(packet)
+        packet.__class__ = LastingPacket
+
+
+def accelerate_packet(packet: OpOverloadPacket[Any, Any]) -> None:
+    """Let calls of a packet go by the plans of its overloads."""
+    keep_hash(packet)
     slot = _core.CallSlot()
     _core.bind(slot, None, entry_of_packet(packet))
-    packet.__dict__[HASH] = hash(packet) if kept_hash is None else kept_hash
     packet.__dict__[SLOT] = slot
     packet.__class__ = AcceleratedPacket
     bind_packet(packet)
@@ -233,10 +240,11 @@ def accelerate_op(op: custom_ops.CustomOpDef) -> None:
     _read_registrations(op, overload)
     _retire_with_definition(op)
     accelerate_overload(overload, plan)
-    if not isinstance(overload._overloadpacket, AcceleratedPacket):
-        accelerate_packet(overload._overloadpacket)
-    else:
-        bind_packet(overload._overloadpacket)
+    packet = overload._overloadpacket
+    if isinstance(packet, AcceleratedPacket):
+        bind_packet(packet)
+    elif not is_made_by_hotop(packet):
+        accelerate_packet(packet)
 
 
 def _read_registrations(op: AcceleratedOpDef, overload: OpOverload) -> None:
@@ -305,14 +313,10 @@ def restore_overload(overload: OpOverload) -> None:
 
 def restore_packet(packet: OpOverloadPacket[Any, Any]) -> None:
     """Give a packet back to PyTorch, with the hash that it had."""
-    if SLOT not in packet.__dict__:
-        return
-    if packet.__dict__[HASH] == hash(packet._op):
-        packet.__class__ = OpOverloadPacket
-        packet.__dict__.pop(HASH, None)
-    else:
-        packet.__class__ = LastingPacket
-    packet.__dict__.pop(SLOT, None)
+    if type(packet) in (AcceleratedPacket, LastingPacket):
+        same = hash(packet) == OpOverloadPacket.__hash__(packet)
+        packet.__class__ = OpOverloadPacket if same else LastingPacket
+        packet.__dict__.pop(SLOT, None)
 
 
 def restore_op(op: custom_ops.CustomOpDef) -> None:

@@ -83,15 +83,21 @@ class OpDef(_core.CallSlot, PlannedOpDef):
 
     def _define_dispatcher_op(self, schema_str: str, tags: Sequence[_C.Tag]) -> None:
         held = _held_packet(self._namespace, self._name)
-        held_hash = None if held is None else hash(held)
-        super()._define_dispatcher_op(schema_str, tags)
+        if held is not None:
+            _accelerated.keep_hash(held)
+        try:
+            super()._define_dispatcher_op(schema_str, tags)
+        except BaseException:
+            if type(held) is LastingPacket:
+                _accelerated.restore_packet(held)
+            raise
         self._begin_plan()
         if isinstance(self._opoverload, TorchBindOpOverload):
             # Script objects are PyTorch's own affair, down to the overload's class.
             _core.bind(self, None, self._opoverload)
             return
         self._plan = self._make_plan(self._opoverload)
-        self._opoverload = _install(self._opoverload, self._plan, held_hash)
+        self._opoverload = _install(self._opoverload, self._plan, held is not None)
         _core.bind(self, self._plan, self._opoverload._op)
         # PyTorch destroys these handles when the definition goes.
         self._lib._registration_handles.append(utils.RegistrationHandle(self._retire))
@@ -187,18 +193,19 @@ class OpDef(_core.CallSlot, PlannedOpDef):
 
 def _held_packet(namespace_name: str, name: str) -> OpOverloadPacket[Any, Any] | None:
     """Return the packet of an op that exists before this overload of it."""
-    packet = vars(getattr(torch.ops, namespace_name)).get(name.partition(".")[0])
+    namespace = getattr(torch.ops, namespace_name)
+    packet = getattr(namespace, "__dict__", {}).get(name.partition(".")[0])
     return packet if isinstance(packet, OpOverloadPacket) else None
 
 
 @locked
-def _install(overload: OpOverload, plan: _core.Plan | None, held_hash: int | None) -> FastOverload:
+def _install(overload: OpOverload, plan: _core.Plan | None, is_held: bool) -> FastOverload:
     """Put fast objects in place of PyTorch's; a packet that somebody may hold stays the object."""
     packet = overload._overloadpacket
-    if held_hash is None and len(packet._overload_names) == 1:
+    if not is_held and len(packet._overload_names) == 1:
         packet = _fast_packet(packet)
     elif not isinstance(packet, FastPacket | AcceleratedPacket):
-        _accelerated.accelerate_packet(packet, held_hash)
+        _accelerated.accelerate_packet(packet)
     fast = FastOverload.__new__(FastOverload)
     fast.__dict__.update(overload.__dict__)
     fast.__dict__.pop(_core.SLOT_NAME, None)
