@@ -4,6 +4,7 @@ import gc
 import pickle
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any
@@ -173,6 +174,18 @@ def test_roads_of_a_mixed_packet(library: torch.library.Library, name: str) -> N
     check(held)
 
 
+def test_an_overload_of_custom_op_joins_a_packet_of_hotop(name: str) -> None:
+    by_hotop(name)
+    held = packet_of(name)
+    two = by_custom_op(f"{name}.two")
+    for _ in range(2):
+        hotop.accelerate(two)
+        check(held)
+        assert hotop.explain(two, X, 3).direct
+        hotop.restore(two)
+        check(held)
+
+
 @pytest.mark.parametrize("make", [by_hotop, by_custom_op])
 def test_installed_custom_ops_join_a_packet(
     make: Callable[[str], Any], library: torch.library.Library, name: str
@@ -275,8 +288,11 @@ def test_compiled(library: torch.library.Library, name: str) -> None:
     def program(x: Tensor) -> Tensor:
         return held(x) + held(x, 3) + packet_of(name).two(x, 2)
 
+    compiled_before = torch.compile(lambda x: held(x), fullgraph=True)
+    assert compiled_before(X)[0].item() == 2
     two = by_hotop(f"{name}.two")
     two.register_fake(lambda x, y: torch.empty_like(x))
+    assert compiled_before(X)[0].item() == 2
     for accelerate in (False, True):
         if accelerate:
             hotop.accelerate("packets")
@@ -382,3 +398,35 @@ def test_packets_are_given_back_to_the_class_unless_their_hash_needs_one(
     assert hash(held) == number
     check(held)
     assert hotop.explain(held, X, 3).direct
+
+
+def test_threads_call_and_look_up_while_overloads_come(
+    library: torch.library.Library, name: str
+) -> None:
+    by_library(library, name)
+    held, number = packet_of(name), hash(packet_of(name))
+    table, errors, done = {held: "held"}, [], threading.Event()
+
+    def call() -> None:
+        try:
+            while not done.is_set():
+                assert held(X)[0].item() == 2
+                assert table[packet_of(name)] == "held"
+                assert hash(held) == number
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=call) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    ops = []
+    for step in range(20):
+        ops.append(by_hotop(f"{name}.n{step}"))
+        if step % 5 == 1:
+            hotop.accelerate("packets")
+        if step % 5 == 3:
+            hotop.restore()
+    done.set()
+    for thread in threads:
+        thread.join()
+    assert not errors
