@@ -181,7 +181,8 @@ def namespace_exists(name: str) -> bool:
     return any(op.startswith(prefix) for op in _C._dispatch_get_all_op_names())
 
 
-def _is_of_torchscript(name: str) -> bool:
+def is_of_torchscript(name: str) -> bool:
+    """Return whether TorchScript has operators of this namespace."""
     return any(schema.name.startswith(name + "::") for schema in _C._jit_get_all_schemas())
 
 
@@ -214,7 +215,7 @@ def accelerate(what: Any) -> None:
     what = _name_of_namespace(what)
     if isinstance(what, str) and "::" not in what:
         if not namespace_exists(what):
-            if _is_of_torchscript(what):
+            if is_of_torchscript(what):
                 raise ValueError(
                     f"accelerate: the operators of the namespace {what!r} are TorchScript's own, "
                     "which the dispatcher does not have; their calls are PyTorch's"
