@@ -179,3 +179,12 @@ def test_what_fails_is_taken_back(copied_package: Path) -> None:
         assert out == [f"True True {is_pytorchs}"]
         (line,) = err
         assert "nothing here" in line
+
+
+def test_a_namespace_of_torchscript_is_named_so() -> None:
+    program = "import torch; print(torch.ops.prim.device(torch.ones(1)))"
+    out, err = python(program, HOTOP="1", HOTOP_ACCELERATE="prim")
+    assert out == ["cpu"]
+    (line,) = err
+    assert "the operators of the namespace 'prim', which --accelerate or" in line
+    assert "are TorchScript's own" in line

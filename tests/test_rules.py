@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 from torch._library.custom_ops import CustomOpDef
-from torch._ops import OpOverload, OpOverloadPacket
+from torch._ops import OpOverload
 
 import hotop
+from hotop import _core
 
 pytestmark = pytest.mark.usefixtures("nothing_stays")
 
@@ -30,7 +31,7 @@ def ops() -> Iterator[Any]:
 
 
 def is_fast(what: Any) -> bool:
-    return type(what) not in (OpOverload, OpOverloadPacket, CustomOpDef)
+    return _core.SLOT_NAME in vars(what)
 
 
 WAYS: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {

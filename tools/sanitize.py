@@ -35,6 +35,7 @@ TESTS = {
         "tests/test_existing_kernels.py",
         "tests/test_rules.py",
         "tests/test_existing_attack.py",
+        "tests/test_first_call.py",
         "tests/test_install.py",
         "tests/test_odd_classes.py",
         "tests/test_boxed_errors.py",

@@ -80,7 +80,7 @@ PyObject* explain(PyObject*, PyObject* arguments) {
   if (slot->plan != nullptr && PyTuple_CheckExact(slot->plan)) {
     chosen = resolved_slot(*slot, values.data(), nargs, names.get());
   }
-  if (chosen.plan == nullptr) {
+  if (chosen.plan == nullptr || !Py_IS_TYPE(chosen.plan, PlanType)) {
     return Py_BuildValue("ss", "pytorch",
                          "PyTorch chooses among several overloads, or the schema has a type that "
                          "only it handles");

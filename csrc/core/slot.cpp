@@ -129,6 +129,31 @@ PyType_Slot slot_slots[] = {
 PyType_Spec slot_spec = {"hotop._core.CallSlot", sizeof(Slot), 0,
                          Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, slot_slots};
 
+// A slot of bind_later has, where others have a plan, the function that makes the plan and binds
+// the slot. It has returned when the call is made, by the road of every later one: tracers,
+// profilers and tracebacks find no frame of hotop's. Calls meanwhile, and those that it failed for,
+// are PyTorch's.
+PyObject* call_first(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
+  auto* slot = reinterpret_cast<Slot*>(self);
+  const auto make = PyRef::borrow(slot->plan);
+  slot->vectorcall = call_slow;
+  const auto made = PyRef::steal(PyObject_CallNoArgs(make.get()));
+  if (!made) {
+    if (slot->plan == make.get()) slot->vectorcall = call_first;  // the next call tries again
+    if (!PyErr_ExceptionMatches(PyExc_Exception)) return nullptr;
+    PyErr_Clear();
+  }
+  const auto call = slot->vectorcall == call_first ? call_slow : slot->vectorcall;
+  return call(self, args, nargsf, kwnames);
+}
+
+void put(Slot* slot, vectorcallfunc vectorcall, PyObject* plan, PyObject* slow) {
+  slot->vectorcall = vectorcall;
+  // What stood there goes last: that may run Python code.
+  const auto old_plan = PyRef::steal(std::exchange(slot->plan, PyRef::borrow(plan).release()));
+  const auto old_slow = PyRef::steal(std::exchange(slot->slow, PyRef::borrow(slow).release()));
+}
+
 // bind(slot, plan | slots | None, slow, may_be_direct=True): from now on calls go by the plan, or
 // by that of one of the slots, and otherwise to `slow`. An operator whose kernels are in C++ is
 // never called directly.
@@ -150,15 +175,23 @@ PyObject* bind(PyObject*, PyObject* args) {
     PyErr_SetString(PyExc_TypeError, "expected a Plan, a tuple of slots, or None");
     return nullptr;
   }
-  auto* slot = reinterpret_cast<Slot*>(object);
   const bool planned = plan != Py_None;
-  slot->vectorcall = !planned || (!several && !may_be_direct) ? call_slow
-                     : several                                ? call_resolved
-                                                              : call_direct;
-  // What stood there goes last: that may run Python code.
-  const auto old_plan =
-      PyRef::steal(std::exchange(slot->plan, planned ? PyRef::borrow(plan).release() : nullptr));
-  const auto old_slow = PyRef::steal(std::exchange(slot->slow, PyRef::borrow(slow).release()));
+  const auto vectorcall = !planned || (!several && !may_be_direct) ? call_slow
+                          : several                                ? call_resolved
+                                                                   : call_direct;
+  put(reinterpret_cast<Slot*>(object), vectorcall, planned ? plan : nullptr, slow);
+  Py_RETURN_NONE;
+}
+
+// bind_later(slot, make, slow): the first call calls make(), which binds the slot.
+PyObject* bind_later(PyObject*, PyObject* args) {
+  PyObject* object = nullptr;
+  PyObject* make = nullptr;
+  PyObject* slow = nullptr;
+  if (!PyArg_ParseTuple(args, "OOO:bind_later", &object, &make, &slow) || !is_slot(object)) {
+    return nullptr;
+  }
+  put(reinterpret_cast<Slot*>(object), call_first, make, slow);
   Py_RETURN_NONE;
 }
 
@@ -296,6 +329,7 @@ bool add_slot_type(PyObject* module) {
 
 PyMethodDef slot_functions[] = {
     {"bind", bind, METH_VARARGS, nullptr},
+    {"bind_later", bind_later, METH_VARARGS, nullptr},
     {"point_calls", point_calls, METH_O, nullptr},
     {"point_calls_by_dict", point_calls_by_dict, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr},

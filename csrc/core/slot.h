@@ -9,7 +9,8 @@ namespace hotop {
 
 struct Slot {
   PyObject_HEAD vectorcallfunc vectorcall;
-  PyObject* plan;  // PlanObject, a tuple of slots to choose from, or null: always PyTorch's entry
+  PyObject* plan;  // PlanObject, a tuple of slots to choose from, a function that makes the plan
+                   // in the first call, or null: always PyTorch's entry
   PyObject* slow;  // PyTorch's entry for this callable
 };
 

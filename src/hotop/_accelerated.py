@@ -6,6 +6,7 @@ dict. Identity and hash stay.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable
 from types import MethodType
@@ -16,16 +17,17 @@ from torch._library import custom_ops, utils
 from torch._ops import OpOverload, OpOverloadPacket
 
 from hotop import _core
-from hotop._handles import itself, reduce_overload, reduce_packet
+from hotop._handles import StandIn, itself, reduce_overload, reduce_packet, take_name
 from hotop._lock import locked
 from hotop._op_kernels import closure, pytorch_kernel, watch
-from hotop._planned_op import PlannedOpDef, take_name
+from hotop._planned_op import PlannedOpDef
 
 SLOT = _core.SLOT_NAME
+HASH = "_hotop_hash"
 
 
 # As in hotop._op: __call__ is for Dynamo and inspect; CPython calls the C++ routine.
-class AcceleratedOverload(OpOverload):
+class AcceleratedOverload(OpOverload, metaclass=StandIn):
     __doc__ = OpOverload.__doc__
     __call__ = OpOverload.__call__
 
@@ -33,12 +35,22 @@ class AcceleratedOverload(OpOverload):
     __reduce__ = reduce_overload
 
 
-class AcceleratedPacket(OpOverloadPacket):
+# PyTorch's hash of a packet is that of its _op, which is another one when an overload is added:
+# then formulas, decompositions and whatever else is kept under the packet would be lost.
+class LastingPacket(OpOverloadPacket, metaclass=StandIn):
     __doc__ = OpOverloadPacket.__doc__
     __call__ = OpOverloadPacket.__call__
 
     __copy__ = itself
     __reduce__ = reduce_packet
+
+    def __hash__(self) -> int:
+        return self.__dict__[HASH]
+
+
+class AcceleratedPacket(LastingPacket):
+    __doc__ = OpOverloadPacket.__doc__
+    __call__ = OpOverloadPacket.__call__
 
     # PyTorch assigns these when an overload is first looked up, defined or removed.
     def __setattr__(self, name: str, value: Any) -> None:
@@ -61,6 +73,7 @@ class AcceleratedOpDef(PlannedOpDef):
 for _cls in (AcceleratedOverload, AcceleratedPacket, AcceleratedOpDef):
     _core.point_calls_by_dict(_cls)
     take_name(_cls)
+take_name(LastingPacket)
 
 
 def entry_of_overload(overload: OpOverload) -> Callable[..., Any]:
@@ -75,20 +88,25 @@ def entry_of_packet(packet: OpOverloadPacket[Any, Any]) -> Callable[..., Any]:
 
 def accelerate_overload(overload: OpOverload, plan: _core.Plan | None = None) -> None:
     """Put a plan in front of an overload; without one, it is made when it is first needed."""
-    slot = _core.CallSlot()
+    slot = overload.__dict__.get(SLOT) or _core.CallSlot()
+    entry = entry_of_overload(overload)
     if plan is None:
-
-        def first(*args: Any, **kwargs: Any) -> Any:
-            make_plan(overload)
-            return overload(*args, **kwargs)
-
-        _core.bind(slot, None, first)
+        _core.bind_later(slot, functools.partial(make_plan, overload), entry)
     else:
-        _core.bind(slot, plan, entry_of_overload(overload))
+        _core.bind(slot, plan, entry)
     overload.__dict__["_hotop_plan"] = plan
     overload.__dict__["_hotop_direct"] = True
     overload.__dict__[SLOT] = slot
     overload.__class__ = AcceleratedOverload
+
+
+def in_dispatcher(overload: OpOverload) -> bool:
+    """Return whether the dispatcher has this operator; TorchScript's own it has not."""
+    try:
+        _C._dispatch_find_schema_or_throw(overload._schema.name, overload._schema.overload_name)
+    except RuntimeError:
+        return False
+    return True
 
 
 @locked
@@ -99,16 +117,15 @@ def make_plan(overload: OpOverload) -> None:
     op = custom_ops.OPDEFS.get(overload._name)
     if type(op) is custom_ops.CustomOpDef and op._opoverload is overload:
         # It was defined after a rule had covered its overload.
-        restore_overload(overload)
         accelerate_op(op)
+        if not overload.__dict__["_hotop_plan"]:
+            restore_overload(overload)
         return
-    schema = overload._schema
-    names = (schema.name, schema.overload_name)
-    try:
-        plan = _core.Plan(*names, "nothing", None)
-    except RuntimeError:  # TorchScript's: the dispatcher does not have it
+    if not in_dispatcher(overload):  # its library has gone
         restore_overload(overload)
         return
+    names = (overload._schema.name, overload._schema.overload_name)
+    plan = _core.Plan(*names, "nothing", None)
     may_be_direct = overload._defined_in_python or _core.has_python_kernel(*names)
     _core.bind(overload.__dict__[SLOT], plan, entry_of_overload(overload), may_be_direct)
     overload.__dict__["_hotop_plan"] = plan
@@ -117,8 +134,16 @@ def make_plan(overload: OpOverload) -> None:
         bind_packet(overload._overloadpacket)
 
 
+def keep_hash(packet: OpOverloadPacket[Any, Any]) -> None:
+    """From now on a packet has the hash that it has now, whatever overloads it gets."""
+    if type(packet) is OpOverloadPacket:
+        packet.__dict__[HASH] = hash(packet)
+        packet.__class__ = LastingPacket
+
+
 def accelerate_packet(packet: OpOverloadPacket[Any, Any]) -> None:
     """Let calls of a packet go by the plans of its overloads."""
+    keep_hash(packet)
     slot = _core.CallSlot()
     _core.bind(slot, None, entry_of_packet(packet))
     packet.__dict__[SLOT] = slot
@@ -132,23 +157,38 @@ def bind_packet(packet: OpOverloadPacket[Any, Any], *, first_call: bool = True) 
     slot = packet.__dict__.get(SLOT)
     if slot is None:  # given back
         return
+    entry = packet.__dict__.get("_hotop_successor")
+    if entry is not None:
+        _core.bind(slot, None, entry)
+        return
     entry = entry_of_packet(packet)
     plan: _core.Plan | tuple[_core.CallSlot, ...] | None = None
     may_be_direct = True
     planned = _planned_overloads(packet)
     if first_call and len(planned) < len(packet._overload_names):
         # PyTorch makes an overload when it is first looked up; the first call of the packet does.
-        def first(*args: Any, **kwargs: Any) -> Any:
-            prepare_packet(packet)
-            return packet(*args, **kwargs)
-
-        entry = first
-    elif len(packet._overload_names) == 1 and planned:
+        _core.bind_later(slot, functools.partial(prepare_packet, packet), entry)
+        return
+    if len(packet._overload_names) == 1 and planned:
         plan = planned[0].__dict__["_hotop_plan"]
-        may_be_direct = planned[0].__dict__["_hotop_direct"]
+        may_be_direct = planned[0].__dict__.get("_hotop_direct", True)
     elif planned:
-        plan = tuple(overload.__dict__[SLOT] for overload in planned)
+        plan = tuple(_slot_of(overload) for overload in planned)
     _core.bind(slot, plan, entry, may_be_direct)
+
+
+def retire_packet(packet: OpOverloadPacket[Any, Any], successor: Callable[..., Any]) -> None:
+    """Let calls of a packet that PyTorch has dropped go to the one that has its name now."""
+    packet.__dict__["_hotop_successor"] = successor
+    bind_packet(packet)
+
+
+def _is_fast(overload: Any) -> bool:
+    return isinstance(overload, AcceleratedOverload) or is_made_by_hotop(overload)
+
+
+def _slot_of(overload: OpOverload) -> _core.CallSlot:
+    return overload if isinstance(overload, _core.CallSlot) else overload.__dict__[SLOT]
 
 
 def _planned_overloads(packet: OpOverloadPacket[Any, Any]) -> list[OpOverload]:
@@ -156,7 +196,7 @@ def _planned_overloads(packet: OpOverloadPacket[Any, Any]) -> list[OpOverload]:
     found: list[OpOverload] = []
     for name in packet._overload_names:
         overload = packet.__dict__.get(name or "default")
-        if not isinstance(overload, AcceleratedOverload) or not overload.__dict__["_hotop_plan"]:
+        if overload is None or not _is_fast(overload) or not overload.__dict__["_hotop_plan"]:
             break
         found.append(overload)
     return found
@@ -167,10 +207,10 @@ def prepare_packet(packet: OpOverloadPacket[Any, Any]) -> None:
     """Look up and plan the overloads of a packet, and bind its slot for good."""
     for name in packet._overload_names:
         overload = getattr(packet, name or "default", None)  # None: its library has gone
-        if not isinstance(overload, AcceleratedOverload):
+        if not _is_fast(overload):
             break
-        make_plan(overload)
-    if _planned_overloads(packet):
+        make_plan(overload)  # type: ignore[arg-type]
+    if _planned_overloads(packet) or has_fast(packet):
         bind_packet(packet, first_call=False)
     else:  # a predicate wanted none of them
         restore_packet(packet)
@@ -200,10 +240,11 @@ def accelerate_op(op: custom_ops.CustomOpDef) -> None:
     _read_registrations(op, overload)
     _retire_with_definition(op)
     accelerate_overload(overload, plan)
-    if not isinstance(overload._overloadpacket, AcceleratedPacket):
-        accelerate_packet(overload._overloadpacket)
-    else:
-        bind_packet(overload._overloadpacket)
+    packet = overload._overloadpacket
+    if isinstance(packet, AcceleratedPacket):
+        bind_packet(packet)
+    elif not is_made_by_hotop(packet):
+        accelerate_packet(packet)
 
 
 def _read_registrations(op: AcceleratedOpDef, overload: OpOverload) -> None:
@@ -249,15 +290,16 @@ def release(overload: OpOverload, op: custom_ops.CustomOpDef | None) -> None:
         restore_op(op)
     restore_overload(overload)
     packet = overload._overloadpacket
-    if has_accelerated(packet):
+    if has_fast(packet):
         bind_packet(packet)
     else:
         restore_packet(packet)
 
 
-def has_accelerated(packet: OpOverloadPacket[Any, Any]) -> bool:
-    """Return whether an overload of the packet is accelerated."""
-    return any(isinstance(value, AcceleratedOverload) for value in list(vars(packet).values()))
+def has_fast(packet: OpOverloadPacket[Any, Any]) -> bool:
+    """Return whether an overload of the packet is accelerated, or made by hotop."""
+    overloads = (value for value in list(vars(packet).values()) if isinstance(value, OpOverload))
+    return any(_is_fast(overload) for overload in overloads)
 
 
 def restore_overload(overload: OpOverload) -> None:
@@ -270,11 +312,11 @@ def restore_overload(overload: OpOverload) -> None:
 
 
 def restore_packet(packet: OpOverloadPacket[Any, Any]) -> None:
-    """Give a packet back to PyTorch."""
-    if SLOT not in packet.__dict__:
-        return
-    packet.__class__ = OpOverloadPacket
-    packet.__dict__.pop(SLOT, None)
+    """Give a packet back to PyTorch, with the hash that it had."""
+    if type(packet) in (AcceleratedPacket, LastingPacket):
+        same = hash(packet) == OpOverloadPacket.__hash__(packet)
+        packet.__class__ = OpOverloadPacket if same else LastingPacket
+        packet.__dict__.pop(SLOT, None)
 
 
 def restore_op(op: custom_ops.CustomOpDef) -> None:

@@ -59,10 +59,13 @@ def _process() -> str:
 
 
 def _missing(namespace: str) -> str:
-    return (
-        f"hotop: process {os.getpid()} has no operators of the namespace {namespace!r}, which "
-        "--accelerate or HOTOP_ACCELERATE names"
-    )
+    named = f"the namespace {namespace!r}, which --accelerate or HOTOP_ACCELERATE names"
+    if _existing.is_of_torchscript(namespace):
+        return (
+            f"hotop: process {os.getpid()}: the operators of {named}, are TorchScript's own, which "
+            "the dispatcher does not have; their calls are PyTorch's"
+        )
+    return f"hotop: process {os.getpid()} has no operators of {named}"
 
 
 def describe(result: Report, process: str) -> str:

@@ -16,18 +16,23 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch.library import _defs
 
 from hotop import _accelerated, _core
-from hotop._accelerated import (
-    AcceleratedOverload,
-    AcceleratedPacket,
-)
+from hotop._accelerated import AcceleratedOverload, AcceleratedPacket, LastingPacket
 from hotop._lock import locked
 from hotop._rules import LEFT, RULES, Predicate
 
 logger = logging.getLogger("hotop")
 
 ACCELERATED: weakref.WeakSet[OpOverload] = weakref.WeakSet()
-# torch/_inductor/ir.py, _CollectiveKernel
-EXACT_CLASS = {"_c10d_functional", "_c10d_functional_autograd", "c10d_functional"}
+# Namespaces with operators that Inductor lowers to its _CollectiveKernel, which asks for the very
+# class of PyTorch: tests/test_exact_classes.py reads PyTorch's sources for it.
+EXACT_CLASS = {
+    "_c10d_functional",
+    "_c10d_functional_autograd",
+    "_dtensor",
+    "c10d_functional",
+    "symm_mem",
+}
+NEEDS_EXACT_CLASS = "Inductor asks for PyTorch's very class"
 
 
 def _namespaces() -> Iterator[types.ModuleType]:
@@ -84,13 +89,16 @@ def cover_overload(overload: OpOverload) -> bool:
         _accelerated.make_plan(overload)
         return True
     if overload.namespace in EXACT_CLASS:
-        LEFT[overload._name] = "Inductor asks for PyTorch's very class"
+        LEFT[overload._name] = NEEDS_EXACT_CLASS
         return False
     if type(overload) is not OpOverload:
         made = _accelerated.is_made_by_hotop(overload)
         LEFT[overload._name] = (
             "hotop made it: it is fast already" if made else "it takes script objects"
         )
+        return False
+    if not _accelerated.in_dispatcher(overload):
+        LEFT[overload._name] = "it is TorchScript's: the dispatcher does not have it"
         return False
     op = _op_of(overload)
     if op is not None and type(op) is custom_ops.CustomOpDef:
@@ -104,7 +112,7 @@ def cover_overload(overload: OpOverload) -> bool:
 
 def cover_packet(packet: OpOverloadPacket[Any, Any]) -> None:
     """Accelerate a packet, and those of its overloads that were looked up until now."""
-    if type(packet) is not OpOverloadPacket:
+    if type(packet) not in (OpOverloadPacket, LastingPacket):
         return
     if packet._has_torchbind_op_overload:
         LEFT[packet._qualified_op_name] = "it takes script objects"
@@ -173,6 +181,11 @@ def namespace_exists(name: str) -> bool:
     return any(op.startswith(prefix) for op in _C._dispatch_get_all_op_names())
 
 
+def is_of_torchscript(name: str) -> bool:
+    """Return whether TorchScript has operators of this namespace."""
+    return any(schema.name.startswith(name + "::") for schema in _C._jit_get_all_schemas())
+
+
 def _cover_by_rule() -> None:
     watch_look_ups()
     for packet in _packets():
@@ -202,6 +215,11 @@ def accelerate(what: Any) -> None:
     what = _name_of_namespace(what)
     if isinstance(what, str) and "::" not in what:
         if not namespace_exists(what):
+            if is_of_torchscript(what):
+                raise ValueError(
+                    f"accelerate: the operators of the namespace {what!r} are TorchScript's own, "
+                    "which the dispatcher does not have; their calls are PyTorch's"
+                )
             raise ValueError(f"accelerate: no operator is defined in the namespace {what!r}")
         accelerate_namespace(what)
     elif _is_predicate(what):
@@ -293,12 +311,19 @@ def restore(what: Any = None) -> None:
         RULES.remove_predicate(what)
     else:
         found = _objects_of(what, "restore")
-        if not any(isinstance(one, AcceleratedOverload | AcceleratedPacket) for one in found):
+        if not any(_is_accelerated(one) for one in found):
             raise ValueError(f"restore: {what} is not accelerated")
         for one in found:
             if isinstance(one, OpOverload):
                 RULES.remove_object(one)
     _give_back()
+
+
+def _is_accelerated(what: Any) -> bool:
+    # A packet stays accelerated for an overload that hotop made.
+    return isinstance(what, AcceleratedOverload) or (
+        isinstance(what, AcceleratedPacket) and not _accelerated.has_fast(what)
+    )
 
 
 def _give_back() -> None:
@@ -308,7 +333,7 @@ def _give_back() -> None:
             _restore(overload)
     # Packets of which no overload was looked up, or none is accelerated any more.
     for packet in _packets():
-        if not _accelerated.has_accelerated(packet) and not _packet_is_covered(packet):
+        if not _accelerated.has_fast(packet) and not _packet_is_covered(packet):
             _accelerated.restore_packet(packet)
 
 

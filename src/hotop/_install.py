@@ -28,7 +28,9 @@ def is_installed() -> bool:
 def _new(cls: type, *args: Any, **kwargs: Any) -> Any:
     # Without arguments it is copy.copy's.
     if is_installed() and cls is custom_ops.CustomOpDef and (args or kwargs):
-        return OpDef.__new__(OpDef)
+        namespace = args[0] if args else kwargs.get("namespace")
+        if namespace not in _existing.EXACT_CLASS:
+            return OpDef.__new__(OpDef)
     return super(custom_ops.CustomOpDef, cls).__new__(cls)  # type: ignore[misc]
 
 

@@ -12,9 +12,18 @@ from torch import _C
 from torch._library import custom_ops, utils
 from torch._ops import OpOverload, OpOverloadPacket, TorchBindOpOverload, _OpNamespace
 
-from hotop import _core
-from hotop._handles import find_overload, find_packet, itself, reduce_overload, reduce_packet
-from hotop._planned_op import PlannedOpDef, backend_key, find_op, take_name
+from hotop import _accelerated, _core
+from hotop._accelerated import HASH, AcceleratedPacket, LastingPacket
+from hotop._handles import (
+    StandIn,
+    find_overload,
+    find_packet,
+    itself,
+    reduce_overload,
+    take_name,
+)
+from hotop._lock import locked
+from hotop._planned_op import PlannedOpDef, backend_key, find_op
 
 
 class _Successor:
@@ -38,7 +47,7 @@ class _Successor:
 # The three classes take over PyTorch's __call__ for Dynamo and inspect to read; CPython never runs
 # it, because the types' call slots are pointed at the C++ routine below. The docstrings are
 # PyTorch's too, since an op's own __doc__ comes from its class.
-class FastOverload(_core.CallSlot, OpOverload):
+class FastOverload(_core.CallSlot, OpOverload, metaclass=StandIn):
     __doc__ = OpOverload.__doc__  # torch.ops.ns.name.overload
     __call__ = OpOverload.__call__
 
@@ -50,12 +59,9 @@ class FastOverload(_core.CallSlot, OpOverload):
     __reduce__ = reduce_overload
 
 
-class FastPacket(_core.CallSlot, OpOverloadPacket):
+class FastPacket(_core.CallSlot, LastingPacket):
     __doc__ = OpOverloadPacket.__doc__  # torch.ops.ns.name; direct while it has one overload
     __call__ = OpOverloadPacket.__call__
-
-    __copy__ = itself
-    __reduce__ = reduce_packet
 
     # PyTorch assigns both when another overload of this op is defined or goes.
     def __setattr__(self, name: str, value: Any) -> None:
@@ -76,14 +82,22 @@ class OpDef(_core.CallSlot, PlannedOpDef):
     __call__ = custom_ops.CustomOpDef.__call__
 
     def _define_dispatcher_op(self, schema_str: str, tags: Sequence[_C.Tag]) -> None:
-        super()._define_dispatcher_op(schema_str, tags)
+        held = _held_packet(self._namespace, self._name)
+        if held is not None:
+            _accelerated.keep_hash(held)
+        try:
+            super()._define_dispatcher_op(schema_str, tags)
+        except BaseException:
+            if type(held) is LastingPacket:
+                _accelerated.restore_packet(held)
+            raise
         self._begin_plan()
         if isinstance(self._opoverload, TorchBindOpOverload):
             # Script objects are PyTorch's own affair, down to the overload's class.
             _core.bind(self, None, self._opoverload)
             return
         self._plan = self._make_plan(self._opoverload)
-        self._opoverload = _install(self._opoverload, self._plan)
+        self._opoverload = _install(self._opoverload, self._plan, held is not None)
         _core.bind(self, self._plan, self._opoverload._op)
         # PyTorch destroys these handles when the definition goes.
         self._lib._registration_handles.append(utils.RegistrationHandle(self._retire))
@@ -170,18 +184,28 @@ class OpDef(_core.CallSlot, PlannedOpDef):
         name, overload_name = overload._schema.name, overload._overloadname
         _core.bind(self, None, _Successor(self, lambda: find_op(self._qualname)))
         _core.bind(overload, None, _Successor(overload, lambda: find_overload(name, overload_name)))
-        _core.bind(packet, None, _Successor(packet, lambda: find_packet(name)))
+        successor = _Successor(packet, lambda: find_packet(name))
+        if isinstance(packet, FastPacket):
+            _core.bind(packet, None, successor)
+        else:
+            _accelerated.retire_packet(packet, successor)
 
 
-def _install(overload: OpOverload, plan: _core.Plan | None) -> FastOverload:
-    """Put fast objects into the packet and the namespace in place of PyTorch's."""
-    slow_packet = overload._overloadpacket
-    namespace_name, op_name = slow_packet._qualified_op_name.split("::")
-    packet = slow_packet
-    if not isinstance(slow_packet, FastPacket):
-        packet = FastPacket.__new__(FastPacket)
-        packet.__dict__.update(slow_packet.__dict__)
-        packet.__dict__.pop(_core.SLOT_NAME, None)
+def _held_packet(namespace_name: str, name: str) -> OpOverloadPacket[Any, Any] | None:
+    """Return the packet of an op that exists before this overload of it."""
+    namespace = getattr(torch.ops, namespace_name)
+    packet = getattr(namespace, "__dict__", {}).get(name.partition(".")[0])
+    return packet if isinstance(packet, OpOverloadPacket) else None
+
+
+@locked
+def _install(overload: OpOverload, plan: _core.Plan | None, is_held: bool) -> FastOverload:
+    """Put fast objects in place of PyTorch's; a packet that somebody may hold stays the object."""
+    packet = overload._overloadpacket
+    if not is_held and len(packet._overload_names) == 1:
+        packet = _fast_packet(packet)
+    elif not isinstance(packet, FastPacket | AcceleratedPacket):
+        _accelerated.accelerate_packet(packet)
     fast = FastOverload.__new__(FastOverload)
     fast.__dict__.update(overload.__dict__)
     fast.__dict__.pop(_core.SLOT_NAME, None)
@@ -189,9 +213,19 @@ def _install(overload: OpOverload, plan: _core.Plan | None) -> FastOverload:
     fast.__dict__["_hotop_plan"] = plan
     _core.bind(fast, plan, fast._op)
     setattr(packet, fast._overloadname, fast)
-    packet._bind()
-    setattr(getattr(torch.ops, namespace_name), op_name, packet)
+    if isinstance(packet, FastPacket):
+        packet._bind()
     return fast
+
+
+def _fast_packet(slow: OpOverloadPacket[Any, Any]) -> FastPacket:
+    packet = FastPacket.__new__(FastPacket)
+    packet.__dict__.update(slow.__dict__)
+    packet.__dict__.pop(_core.SLOT_NAME, None)
+    packet.__dict__[HASH] = hash(slow)
+    namespace_name, op_name = slow._qualified_op_name.split("::")
+    setattr(getattr(torch.ops, namespace_name), op_name, packet)
+    return packet
 
 
 for _cls in (FastOverload, FastPacket, OpDef):
@@ -200,5 +234,5 @@ for _cls in (FastOverload, FastPacket, OpDef):
 
 # torch.ops, torch.ops.ns and torch.ops.ns.name: a third of a microsecond per call in all, before
 # the op itself. The classes stay PyTorch's; what they answer does not change.
-for _cls in (type(torch.ops), _OpNamespace, FastPacket):
+for _cls in (type(torch.ops), _OpNamespace, FastPacket, AcceleratedPacket):
     _core.shorten_lookups(_cls)

@@ -12,6 +12,7 @@ from torch._library import autograd, custom_ops, utils
 from torch._ops import OpOverload
 
 from hotop import _core
+from hotop._handles import StandIn
 from hotop._lock import locked
 from hotop._versions import formula_of, generated_function
 
@@ -44,14 +45,7 @@ def backend_key(device_type: str | None) -> str:
     return _C._dispatch_key_for_device(device_type)
 
 
-def take_name(cls: type) -> None:
-    """Name a class of hotop as the class of PyTorch that it stands for: error texts tell it."""
-    theirs = next(c for c in cls.__mro__ if c.__module__.startswith("torch."))
-    cls.__name__, cls.__qualname__ = theirs.__name__, theirs.__qualname__
-    cls.__module__ = theirs.__module__
-
-
-class PlannedOpDef(custom_ops.CustomOpDef):
+class PlannedOpDef(custom_ops.CustomOpDef, metaclass=StandIn):
     """Base of the ops that hotop makes, and of those that exist and are accelerated."""
 
     def __copy__(self) -> PlannedOpDef:
