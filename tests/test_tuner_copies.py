@@ -342,6 +342,26 @@ def test_a_generator_that_is_an_argument():
     assert "other random numbers" in found.out["wrong"]
 
 
+class Thing:
+    def __init__(self):
+        self.name = "n"
+        self.tensor = torch.zeros(2)
+
+
+@pytest.mark.parametrize("make", [lambda: Meta(torch.zeros(2)), Thing])
+def test_objects_that_a_tactic_changes(make):
+    def renames(x, thing):
+        thing.name = "other"
+        return x + 0
+
+    f = tunable("c::objects", ignore=["thing"], tactics={"renames": renames})(
+        lambda x, thing: slow(x)
+    )
+    thing = make()
+    assert "changes thing itself" in tune(f, torch.randn(3), thing).out["renames"]
+    assert thing.name in "nm"
+
+
 class Uncopyable:
     def __deepcopy__(self, memo):
         raise RuntimeError("no copies of me")

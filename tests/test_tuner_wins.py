@@ -40,12 +40,14 @@ def ring(length):
     return lambda x: made[next(turn) % length].copy_(x)
 
 
-def in_memory_of_numpy():
-    memory = numpy.empty(6, dtype=numpy.float32)
+def in_memory_of_numpy(count=1):
+    memory = [numpy.empty(6, dtype=numpy.float32) for _ in range(count)]
+    turn = iter(range(10**9))
 
     def tactic(x):
-        memory[:] = x.numpy()
-        return torch.from_numpy(memory)
+        mine = memory[next(turn) % count]
+        mine[:] = x.numpy()
+        return torch.from_numpy(mine)
 
     return tactic
 
@@ -107,6 +109,7 @@ WRONG = {
     "three buffers": ring(3),
     "nine buffers": ring(9),
     "a buffer of NumPy": in_memory_of_numpy(),
+    "three buffers of NumPy": in_memory_of_numpy(3),
     "a result it holds": holding(view=False),
     "a view of what it holds": holding(view=True),
     "changes its argument": lambda x: x.mul_(2),
@@ -276,6 +279,29 @@ def test_zeros_do_not_win_whatever_the_scale(scale, dtype):
     found = tune(f, (torch.randn(8) * scale).to(dtype))
     assert set(found.out) == {"zeros"}
     assert found.winner == "right"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.randn(3)[::2][:1],
+        lambda: torch.randn(2, 4)[:, ::4],
+        lambda: torch.randn(1, 1),
+        lambda: torch.randn(()),
+    ],
+)
+def test_one_element(make):
+    f = tunable("w::one", tactics={"right": lambda x: x + 0, "view": lambda x: x[...]})(slow)
+    assert set(tune(f, make()).out) == {"view"}
+    g = tunable("w::narrow", tactics={"right": lambda x: x[..., :1]})(
+        lambda x: (slow(x), x.narrow(-1, 0, 1))[1]
+    )
+    found = tune(g, torch.randn(2))
+    assert not found.said
+    h = tunable("w::one_", mutates_args=["x"], tactics={"right": lambda x: x.add_(1) and None})(
+        lambda x: (slow(x), x.add_(1))[0] * 0
+    )
+    assert "right" in tune(h, make()).out
 
 
 def test_tolerances_of_ones_own():

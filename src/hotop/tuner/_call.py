@@ -51,7 +51,8 @@ class Seen:
 
     Attributes:
         structure: The result with a type in place of every value; Tensors and numbers apart.
-        tensors: Of the result, in order.
+        tensors: Of the result, in order; copies of those that lie in an argument, since the next
+            call works there.
         forms: Of each of them.
         numbers: Everything else of the result.
         changed: Copies of the changed arguments' Tensors, after the call.
@@ -127,10 +128,11 @@ def run(
     ranges = [_range(tensor) for tensor in tensors]
     left = [f"leaves {name} at {value}" for name, value in changed_settings.items()]
     left += _left_in_arguments(workspace, call)
+    forms = [_form(i, tensors, ranges, holders[i], call) for i in range(len(tensors))]
     return Seen(
         structure,
-        tensors,
-        [_form(i, tensors, ranges, holders[i], call) for i in range(len(tensors))],
+        [_lasting(tensor, form) for tensor, form in zip(tensors, forms, strict=True)],
+        forms,
         numbers,
         [t.detach().clone() for t, m in zip(call.tensors, workspace.mutated, strict=True) if m],
         left,
@@ -153,6 +155,11 @@ def _holders(tensor: torch.Tensor) -> tuple[int, int, int]:
 
 def _is_held(holders: tuple[int, int, int]) -> bool:
     return any(now > alone for now, alone in zip(holders, _ALONE, strict=True))
+
+
+def _lasting(tensor: torch.Tensor, form: Form) -> torch.Tensor:
+    in_argument = any(place >= 0 for place, _ in form.shares)
+    return tensor.detach().clone() if in_argument else tensor
 
 
 def _state(generator: torch.Generator) -> bytes:

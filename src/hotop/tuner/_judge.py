@@ -220,6 +220,11 @@ def unproven(rounds: Sequence[Seen], *, all_alike: bool) -> str | None:
 
 
 def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Return whether two Tensors of one element have the same bytes."""
     if a.layout is not torch.strided:
         a, b = a.to_dense(), b.to_dense()
-    return torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
+    first, second = (
+        t.detach().clone(memory_format=torch.contiguous_format).reshape(1).view(torch.uint8)
+        for t in (a, b)
+    )
+    return torch.equal(first, second)

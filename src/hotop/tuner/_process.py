@@ -196,7 +196,6 @@ class RandomState:
             torch.equal(self.cpu, other.cpu)
             and all(torch.equal(state, other.cuda[index]) for index, state in self.cuda.items())
             and self.python == other.python
-            and repr(self.numpy) == repr(other.numpy)
             and _numpy_words(self.numpy) == _numpy_words(other.numpy)
         )
 
@@ -206,8 +205,8 @@ def _numpy_random() -> Any:
     return None if numpy is None else getattr(numpy, "random", None)
 
 
-def _numpy_words(state: Any) -> bytes | None:
-    return None if state is None else state[1].tobytes()
+def _numpy_words(state: Any) -> Any:
+    return None if state is None else (state[0], state[1].tobytes(), *state[2:])
 
 
 def random_state(cuda_devices: Iterable[int]) -> RandomState:

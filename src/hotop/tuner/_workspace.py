@@ -114,7 +114,7 @@ class Arguments:
     Attributes:
         tensors: The copies, in the order of :attr:`Workspace.places`.
         versions: Their version counters at the start, None for inference Tensors.
-        parts: The containers, with what they held at the start; the generators.
+        parts: The containers and objects, with what they held at the start; the generators.
     """
 
     args: tuple[Any, ...]
@@ -226,25 +226,27 @@ class Workspace:
         else:
             self._has_objects = True
             try:
-                return copy.deepcopy(value)
+                made = copy.deepcopy(value)
             except Exception as error:
                 text = f"{name} is a {kind.__name__}, which cannot be copied ({error})"
                 raise NotKeyable(text) from None
         self._has_objects |= kind is torch.Generator
-        if kind in (list, dict, set, torch.Generator):
+        if not issubclass(kind, tuple | frozenset):
             parts.append((name, made, contents(made)))
         return made
 
 
-def contents(container: Any) -> Any:
-    """Return what a container holds, in a form that can be compared."""
-    if type(container) is torch.Generator:
-        return None
-    if type(container) is dict:
-        return [(id(key), id(value)) for key, value in container.items()]
-    if type(container) is set:
-        return {id(one) for one in container}
-    return [id(one) for one in container]
+def contents(whole: Any) -> Any:
+    """Return what a container or an object holds, in a form that can be compared."""
+    if type(whole) is dict:
+        return [(id(key), id(value)) for key, value in whole.items()]
+    if type(whole) is set:
+        return {id(one) for one in whole}
+    if type(whole) is list:
+        return [id(one) for one in whole]
+    slots = [name for cls in type(whole).__mro__ for name in vars(cls).get("__slots__", ())]
+    held = [getattr(whole, name, None) for name in slots]
+    return contents(getattr(whole, "__dict__", {})), [id(one) for one in held]
 
 
 def _lay_out(
