@@ -88,3 +88,26 @@ def test_one_number_of_data_that_are_all_alike_proves_nothing():
     f = tunable("w::sum", tactics={"four": lambda x: x.new_tensor(4)})(lambda x: slow(x).sum())
     assert "the result says nothing" in tune(f, ones).said[0]
     assert "four" in tune(f, torch.arange(4)).out
+
+
+def test_the_defaults_own_function_needs_no_proof():
+    def default(x):
+        return torch.zeros_like(slow(x))
+
+    f = tunable("w::own", tactics={"again": default, "zeros": torch.zeros_like})(default)
+    found = tune(f, torch.ones(6))
+    assert found.winner in ("default", "again")
+    assert found.out == {"zeros": "all values of a result are alike"}
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32, torch.int64])
+def test_data_that_cannot_be_drawn(dtype):
+    x = torch.ones(1, 1, dtype=dtype).expand(25, 4)
+    f = tunable("w::expanded", tactics={"ones": lambda x: torch.ones(25, 4)})(
+        lambda x: slow(x).float() * torch.ones(25, 4)
+    )
+    found = tune(f, x)
+    if dtype is torch.float32:  # one number in memory can be drawn
+        assert set(found.out) == {"ones"}
+    else:
+        assert "alike" in found.said[0]

@@ -98,10 +98,15 @@ def _measure(
             if problem is not None:
                 outcome.rejected[name] = problem
                 names.remove(name)
-    outcome.unproven = trial.unproven
-    if outcome.unproven is None:
-        _time(trial, names, effort, outcome)
     default = next(iter(tunable.tactics))
+    if trial.unproven is not None:
+        known = [name for name in names if trial.is_the_default(name)]
+        if known in ([], [default]):
+            outcome.unproven = trial.unproven
+            return outcome
+        outcome.rejected |= {name: trial.unproven for name in names if name not in known}
+        names = known
+    _time(trial, names, effort, outcome)
     if outcome.medians:
         best = min(outcome.medians, key=outcome.medians.__getitem__)
         usual = outcome.medians.get(default, math.inf)

@@ -55,6 +55,7 @@ class Trial:
         self._reference = tunable.check.reference or self._default
         self._usual, self._expected = self._references()
         self._drawn: list[torch.Tensor] | None = None
+        self._refusal = ""
         self._others: Seen | None = None
         self._is_thorough = is_thorough
         self.unproven: str | None = None
@@ -84,7 +85,7 @@ class Trial:
                 self._others = self._run(self._reference)
         except (Exception, Refused) as error:
             self._drawn = None
-            self._refusal = f"{type(error).__name__}: {error}"
+            self._refusal = f", and the op refuses others ({type(error).__name__}: {error})"
 
     def _other_data(self) -> _evidence.Sources:
         assert self._drawn is not None
@@ -94,10 +95,8 @@ class Trial:
         if self._others is not None:
             return _judge.unproven([self._expected, self._others], all_alike=False)
         if self._constant:
-            return (
-                f"the values of {', '.join(self._constant)} are all alike, which proves nothing, "
-                f"and the op refuses others ({self._refusal})"
-            )
+            names = ", ".join(self._constant)
+            return f"the values of {names} are all alike, which proves nothing{self._refusal}"
         all_alike = _evidence.is_all_alike(self.workspace)
         return _judge.unproven([self._expected], all_alike=all_alike)
 
@@ -107,6 +106,10 @@ class Trial:
     def function(self, name: str) -> Callable[..., Any]:
         """Return a tactic's function."""
         return self._tunable.tactics[name].function
+
+    def is_the_default(self, name: str) -> bool:
+        """Return whether a tactic is the default's own function, which needs no proof."""
+        return self.function(name) is self._default
 
     def problem(self, name: str) -> str | None:
         """Return why a tactic may not win, None when it may."""
