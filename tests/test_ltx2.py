@@ -233,6 +233,29 @@ def test_goals_compare_the_right_programs() -> None:
     assert (round(goal.measured, 6), goal.met) == (95.0, True)
 
 
+@pytest.mark.parametrize(
+    ("plain", "hot", "verdict"),
+    [
+        ([100, 103, 99, 102], [102, 105, 101, 104], "too short to tell"),
+        ([100, 100, 100, 100], [102, 102, 102, 102], "NOT MET"),
+        ([100, 102, 100, 102], [150, 153, 150, 153], "too short to tell"),
+        ([100, 100, 100, 100], [100, 100, 100, 100], "met"),
+    ],
+)
+def test_a_short_run_says_what_it_cannot_tell(
+    plain: list[int], hot: list[int], verdict: str
+) -> None:
+    phase = make_phase(Setting(REAL, "no_grad", False), PLAIN, {PLAIN: plain, HOTOP: hot})
+    (goal,) = goals.goals([phase])
+    assert goal.verdict(is_short=True) == verdict
+    assert goal.verdict(is_short=False) == ("met" if goal.met else "NOT MET"), "strict"
+    compiled = make_phase(
+        Setting(REAL, "no_grad", True), BARE, {BARE: plain, HOTOP: plain, CPP_OP: [500] * 4}
+    )
+    (goal,) = goals.goals([compiled])
+    assert goal.verdict(is_short=True) == "met", "far from the limit"
+
+
 def test_python_tuner_buckets_and_leaves_out() -> None:
     tuner, runner = PythonTuner(), Runner("blas", (min, max))
     space = TuningSpace((DynamicDimension(0, -2, lambda size: -(-size // 8) * 8),), ((1, 0),))

@@ -227,4 +227,5 @@ def _options(args: argparse.Namespace) -> Options:
         args.rounds or (QUICK_ROUNDS if args.quick else DEFAULT_ROUNDS),
         chosen(compiled=not args.no_compile, tuner=args.tuner),
         1 if args.quick else COPIES,
+        is_short=args.quick,
     )

@@ -28,6 +28,7 @@ class Goal:
         relation: ``"at most"`` or ``"at least"``.
         limit: The goal.
         unit: ``"x"`` or ``"%"``.
+        noise: What the program that all are compared with differs from itself by, in this unit.
     """
 
     title: str
@@ -36,6 +37,7 @@ class Goal:
     relation: str
     limit: float
     unit: str
+    noise: float
 
     @property
     def met(self) -> bool:
@@ -43,6 +45,16 @@ class Goal:
         if self.relation == "at most":
             return self.measured <= self.limit
         return self.measured >= self.limit
+
+    def verdict(self, *, is_short: bool) -> str:
+        """Say in words whether the goal is met; a short run may not be able to tell."""
+        if is_short and self._is_within_noise():
+            return "too short to tell"
+        return "met" if self.met else "NOT MET"
+
+    def _is_within_noise(self) -> bool:
+        too_fine = self.relation == "at most" and self.noise > self.limit
+        return too_fine or abs(self.measured - self.limit) < self.noise
 
     def as_json(self) -> dict[str, object]:
         """Return plain data, the verdict included."""
@@ -70,6 +82,7 @@ def goals(phases: Iterable[Phase]) -> list[Goal]:
                     "at most",
                     _EAGER_PERCENT,
                     "%",
+                    phase.noise() * 100,
                 )
             )
     return found
@@ -92,6 +105,7 @@ def _compiled_goals(phase: Phase) -> list[Goal]:
             "at least",
             limit,
             "x",
+            phase.noise() * limit,
         )
         for name, limit in limits
     ]
@@ -109,4 +123,5 @@ def _tuner_goal(phase: Phase) -> Goal:
         "at least",
         _TUNER_PERCENT,
         "%",
+        100 * phase.noise() * phase.median_ms(phase.base) / abs(python),
     )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import math
 import random
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from time import perf_counter_ns, thread_time_ns
 
 import torch
@@ -113,6 +115,12 @@ class Phase:
             )
             / 1e6
         )
+
+    def noise(self) -> float:
+        """By what part of itself a step of the base differs from its next one, median, CPU time."""
+        samples = self.samples_ns[CPU][self.base]
+        changes = [abs(after / before - 1) for before, after in pairwise(samples)]
+        return statistics.median(changes) if changes else math.inf
 
     def ratio(self, name: str, base: str, clock: str = CPU) -> float:
         """The median over the steps of how many times as long `name` took as `base`."""

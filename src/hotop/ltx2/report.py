@@ -137,8 +137,8 @@ def tight_table(result: Result) -> Table:
     return table
 
 
-def goal_table(found: Sequence[Goal]) -> Table:
-    """The goals, met or not."""
+def goal_table(found: Sequence[Goal], *, is_short: bool) -> Table:
+    """The goals, met or not; of a short run, or that it cannot tell."""
     table = Table(title="Goals (thread CPU time)", title_justify="left")
     table.add_column("what", no_wrap=True)
     table.add_column("median of\npaired steps", justify="right")
@@ -151,7 +151,7 @@ def goal_table(found: Sequence[Goal]) -> Table:
             f"{goal.measured:.2f} {goal.unit}",
             f"{goal.by_minima:.2f} {goal.unit}",
             f"{goal.relation} {goal.limit:g} {goal.unit}",
-            "met" if goal.met else "NOT MET",
+            goal.verdict(is_short=is_short),
         )
     return table
 
@@ -186,7 +186,16 @@ def print_result(console: Console, result: Result) -> None:
     for line in result.failures:
         say(console, f"FAILED: {line}")
     console.print()
-    console.print(goal_table(goals(result.phases)))
+    found = goals(result.phases)
+    is_short = result.options.is_short
+    console.print(goal_table(found, is_short=is_short))
+    if any(goal.verdict(is_short=is_short) == "too short to tell" for goal in found):
+        noise = max(phase.noise() for phase in result.phases)
+        say(
+            console,
+            f"Too short to tell: a program differed from itself by up to {noise:.1%} from one step "
+            "to the next, more than the goal asks for. The full form is `python -m hotop ltx2`.",
+        )
 
 
 def say(console: Console, line: str) -> None:

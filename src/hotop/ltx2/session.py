@@ -57,6 +57,7 @@ class Options:
         settings: The phases to measure.
         copies: How often each program is compiled. Where its objects happen to lie in memory moves
             a compiled step by some percent, and every round takes the next copy.
+        is_short: So few steps that noise may be larger than a goal; then the verdict says so.
     """
 
     width: Width
@@ -65,6 +66,7 @@ class Options:
     rounds: int
     settings: Sequence[Setting]
     copies: int = 1
+    is_short: bool = False
 
 
 @dataclass
