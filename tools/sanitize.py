@@ -49,6 +49,7 @@ TESTS = {
         "tests/test_threads.py",
         "tests/test_tuner.py",
         "tests/test_tuner_keys.py",
+        "tests/test_tuner_layouts.py",
         "tests/test_tuner_safety.py",
         "tests/test_nvfp4_kernels.py",
         "tests/test_nvfp4_kernels_errors.py",
