@@ -262,6 +262,20 @@ def test_memory_between_the_elements_of_a_view():
     assert base[:, 1::2].sum() == 0
 
 
+def test_a_write_outside_of_a_view_costs_nobody_else_a_place():
+    def outside(x):
+        x.as_strided((1,), (1,), x.storage_offset() + x.numel()).zero_()
+        return x + 0
+
+    f = tunable("w::outside", tactics={"right": lambda x: x + 0, "outside": outside})(slow)
+    with pytest.warns(RuntimeWarning, match="'outside' is out"), hotop.tuning(rounds=1, warmup=1):
+        f(torch.randn(40)[:8])
+    (choice,) = (
+        hotop.tuner._store.read(hotop.tuner.default_path()).ops["w::outside"]["choices"].values()
+    )
+    assert set(choice.rejected) == {"outside"}
+
+
 def test_lists_themselves():
     f = tunable(
         "w::append",

@@ -233,11 +233,12 @@ def _left_in_arguments(workspace: Workspace, call: Arguments) -> list[str]:
     for number, block in enumerate(workspace.blocks):
         places = [place for place in workspace.places if place.block == number]
         names = ", ".join(dict.fromkeys(place.name for place in places))
-        if not block.is_guarded():
+        is_guarded = block.is_guarded()
+        is_same = torch.equal(block.copy, block.source)
+        block.is_clean = is_guarded and is_same
+        if not is_guarded:
             left.append(f"writes outside of {names}")
-        if torch.equal(block.copy, block.source):
-            block.is_clean = True
-        elif not _only_mutated(workspace, number):
+        if not is_same and not _only_mutated(workspace, number):
             left.append(f"changes {names} where mutates_args does not name it")
     for name, part, before in call.parts:
         if contents(part) != before:
