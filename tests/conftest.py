@@ -18,3 +18,16 @@ def nothing_stays() -> Iterator[None]:
     yield
     hotop.uninstall()
     hotop.restore()
+
+
+@pytest.fixture
+def own_tuner_files(tmp_path, monkeypatch) -> Iterator[None]:
+    """Give a test a directory of tuned choices of its own, and forget all choices."""
+    import hotop
+    from hotop.tuner import _session
+
+    monkeypatch.setenv("HOTOP_TUNER_DIR", str(tmp_path / "tuner"))
+    hotop.tuner.clear()
+    yield
+    hotop.tuner.clear()
+    assert _session._session is None, "a block was left open"

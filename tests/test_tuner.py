@@ -27,13 +27,7 @@ from hotop.tuner import (
 )
 from tuner_cases import make, python_twin, tagged
 
-
-@pytest.fixture(autouse=True)
-def own_directory(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOTOP_TUNER_DIR", str(tmp_path))
-    hotop.tuner.clear()
-    yield
-    hotop.tuner.clear()
+pytestmark = pytest.mark.usefixtures("own_tuner_files")
 
 
 def test_a_choice_serves_its_bucket_and_no_other():

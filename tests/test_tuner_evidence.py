@@ -3,17 +3,10 @@
 import pytest
 import torch
 
-import hotop
 from hotop.tuner import tunable
 from tuner_cases import slow, tune
 
-
-@pytest.fixture(autouse=True)
-def own_directory(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOTOP_TUNER_DIR", str(tmp_path))
-    hotop.tuner.clear()
-    yield
-    hotop.tuner.clear()
+pytestmark = pytest.mark.usefixtures("own_tuner_files")
 
 
 PROVES_NOTHING = {

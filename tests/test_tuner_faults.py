@@ -18,13 +18,7 @@ from hotop.__main__ import main
 from hotop.tuner import BrokenTable, Tactic, _store, power_of_two, tunable, tuning
 from tuner_cases import make, python_twin, slow, tagged, tune
 
-
-@pytest.fixture(autouse=True)
-def own_directory(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOTOP_TUNER_DIR", str(tmp_path / "tuner"))
-    hotop.tuner.clear()
-    yield
-    hotop.tuner.clear()
+pytestmark = pytest.mark.usefixtures("own_tuner_files")
 
 
 class Odd(BaseException):

@@ -19,12 +19,7 @@ from tuner_cases import make, tagged
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(autouse=True)
-def own_directory(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOTOP_TUNER_DIR", str(tmp_path / "tuner"))
-    hotop.tuner.clear()
-    yield
-    hotop.tuner.clear()
+pytestmark = pytest.mark.usefixtures("own_tuner_files")
 
 
 def choice(n, tactic="fast", at=1.0):

@@ -11,13 +11,7 @@ import seeds
 from hotop.tuner import exact, follows, listed, power_of_two, stats, tunable, tuning
 from tuner_cases import make
 
-
-@pytest.fixture(autouse=True)
-def own_directory(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOTOP_TUNER_DIR", str(tmp_path))
-    hotop.tuner.clear()
-    yield
-    hotop.tuner.clear()
+pytestmark = pytest.mark.usefixtures("own_tuner_files")
 
 
 @pytest.mark.parametrize(

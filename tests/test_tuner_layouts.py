@@ -13,13 +13,7 @@ from hotop.tuner import Tactic, _layout, exact, listed, power_of_two, tunable, t
 from hotop.tuner._stand_in import representative
 from tuner_cases import python_twin, slow, tagged, tune, winner
 
-
-@pytest.fixture(autouse=True)
-def own_directory(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOTOP_TUNER_DIR", str(tmp_path))
-    hotop.tuner.clear()
-    yield
-    hotop.tuner.clear()
+pytestmark = pytest.mark.usefixtures("own_tuner_files")
 
 
 # All of one dtype and shape, no two of one layout.

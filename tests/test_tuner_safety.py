@@ -11,20 +11,14 @@ import torch.fx.experimental.proxy_tensor
 from torch import Tensor
 
 import hotop
-from hotop.tuner import Tactic, _session, power_of_two, tunable, tuning
+from hotop.tuner import Tactic, power_of_two, tunable, tuning
 from hotop.tuner._stand_in import representative
 from tuner_cases import make, tagged
 
 needs_core = pytest.mark.skipif(not hotop.is_native(), reason="about the C++ core")
 
 
-@pytest.fixture(autouse=True)
-def own_directory(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOTOP_TUNER_DIR", str(tmp_path))
-    hotop.tuner.clear()
-    yield
-    hotop.tuner.clear()
-    assert _session._session is None
+pytestmark = pytest.mark.usefixtures("own_tuner_files")
 
 
 def slow_default(x):

@@ -14,18 +14,10 @@ import warnings
 import pytest
 import torch
 
-import hotop
 from hotop.tuner import _session, _store, tuning
 from tuner_cases import make, tagged
 
-
-@pytest.fixture(autouse=True)
-def own_directory(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOTOP_TUNER_DIR", str(tmp_path))
-    hotop.tuner.clear()
-    yield
-    hotop.tuner.clear()
-    assert _session._session is None
+pytestmark = pytest.mark.usefixtures("own_tuner_files")
 
 
 def test_fork_leaves_the_session_and_the_lock():

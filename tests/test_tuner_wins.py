@@ -16,12 +16,7 @@ from tuner_cases import slow, tune
 numpy = pytest.importorskip("numpy")
 
 
-@pytest.fixture(autouse=True)
-def own_directory(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOTOP_TUNER_DIR", str(tmp_path))
-    hotop.tuner.clear()
-    yield
-    hotop.tuner.clear()
+pytestmark = pytest.mark.usefixtures("own_tuner_files")
 
 
 def reused(make):

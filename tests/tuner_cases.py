@@ -55,7 +55,7 @@ def slow(x: Tensor) -> Tensor:
 
 
 def tune(f, *args, name=None, **kwargs):
-    """Tune a call, of the tunable of this name; return what it returned, the tactics that are out with reasons, the winner."""
+    """Tune one call, of the tunable of this name; return what can be seen of it."""
     with warnings.catch_warnings(record=True) as caught, tuning(rounds=3, batch_us=20):
         warnings.simplefilter("always")
         result = f(*args, **kwargs)
