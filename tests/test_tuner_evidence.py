@@ -104,3 +104,84 @@ def test_data_that_cannot_be_drawn(dtype):
         assert set(found.out) == {"ones"}
     else:
         assert "alike" in found.said[0]
+
+
+def remembered(statistic):
+    """Keep the first statistic of its argument, as one that stands for a shape."""
+    first = []
+
+    def tactic(x):
+        first.append(statistic(x))
+        return x * first[0]
+
+    return tactic
+
+
+@pytest.mark.parametrize(
+    "statistic", [torch.sum, torch.amax, torch.std, torch.norm, torch.count_nonzero, torch.median]
+)
+def test_a_statistic_that_is_remembered(statistic):
+    f = tunable(
+        "w::statistic",
+        tactics={"remembers": remembered(statistic), "right": lambda x: x * statistic(x)},
+    )(lambda x: slow(x) * statistic(x))
+    found = tune(f, torch.randn(64))
+    assert set(found.out) == {"remembers"}
+    assert found.winner == "right"
+    g = tunable("w::alone", tactics={"right": lambda x: statistic(x)})(lambda x: statistic(slow(x)))
+    assert not tune(g, torch.randn(64)).said
+
+
+@pytest.mark.parametrize("make", [lambda x: x, lambda x: x.clone(), lambda x: x[:]])
+@pytest.mark.parametrize("in_list", [False, True])
+def test_arguments_that_are_alike_do_not_hide_which_is_which(make, in_list):
+    """The key of op(x, x) is that of op(x, y), where nothing is changed."""
+    default = (lambda xs: slow(xs[0]) + 2 * xs[1]) if in_list else (lambda x, y: slow(x) + 2 * y)
+    wrong = (lambda xs: 2 * xs[0] + xs[1]) if in_list else (lambda x, y: 2 * x + y)
+    f = tunable("w::same", tactics={"swapped": wrong})(default)
+    x = torch.randn(6)
+    args = ([x, make(x)],) if in_list else (x, make(x))
+    assert "swapped" in tune(f, *args).out
+
+
+def test_a_default_that_changes_nothing_proves_nothing():
+    """vLLM's dummy run writes no slot of the cache."""
+
+    def default(k, v, k_cache, v_cache, slots):
+        slow(k)
+        for i, slot in enumerate(slots.tolist()):
+            if slot >= 0:
+                k_cache[slot], v_cache[slot] = k[i], v[i]
+
+    f = tunable(
+        "w::cache",
+        mutates_args=["k_cache", "v_cache"],
+        tactics={
+            "nothing": lambda *_: None,
+            "half": lambda k, v, kc, vc, s: default(k, v, kc, k, s),
+        },
+    )(default)
+    k, v, cache = torch.randn(3, 4), torch.randn(3, 4), torch.zeros(2, 8, 4)
+    found = tune(f, k, v, cache[0], cache[1], torch.full((3,), -1))
+    assert found.winner is None
+    assert "the default changes nothing of k_cache, v_cache" in found.said[0]
+    found = tune(f, k, v, cache[0], cache[1], torch.tensor([5, 0, 2]))
+    assert set(found.out) == {"nothing", "half"}
+    g = tunable(
+        "w::unknown", mutates_args="unknown", tactics={"right": lambda x, y: x.add_(1) and None}
+    )(lambda x, y: (slow(x), x.add_(1))[0] * 0)
+    assert "says nothing" not in str(tune(g, torch.randn(3), torch.randn(3)).said)
+
+
+def test_float4():
+    codes = torch.randint(0, 256, (4, 8), dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
+    f = tunable(
+        "w::fp4",
+        tactics={
+            "right": lambda x: x.clone(),
+            "zeros": lambda x: (x.view(torch.uint8) * 0).view(x.dtype),
+        },
+    )(lambda x: (slow(torch.ones(9)), x.clone())[1])
+    found = tune(f, codes)
+    assert set(found.out) == {"zeros"}
+    assert found.winner == "right"

@@ -5,7 +5,7 @@ from contextlib import nullcontext, suppress
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import hotop
@@ -291,6 +291,47 @@ def test_the_reason_of_a_call_without_a_key_is_said_once():
         with pytest.warns(RuntimeWarning) as caught, tuning():
             tuned_twice(f, args, mode)
         assert [str(w.message) for w in caught] == [f"l::why: a call is not tuned: {reason}"]
+
+
+@pytest.mark.parametrize("in_python", [False, True])
+def test_classes_have_keys_of_their_own(in_python):
+    f = tunable("l::classes")(lambda x, v=None: x)
+    f = python_twin(f) if in_python else f
+    x = torch.ones(2)
+    calls = [(x,), (nn.Parameter(x, requires_grad=False),)]
+    calls += [(x, v) for v in ([1, 2], (1, 2), torch.Size([1, 2]), [], (), ["tuple"], ("tuple",))]
+    keys = [f._key_words(args, {}) for args in calls]
+    assert len(set(keys)) == len(calls)
+    for args, words in zip(calls, keys, strict=True):
+        description, _ = f._describe(args, {})
+        assert words == f._encode(json.loads(json.dumps(description)), None)
+
+
+def test_what_is_set_on_a_tensor_cannot_matter():
+    """The key does not hold it, so copies have none of it."""
+    weight = nn.Parameter(torch.randn(3), requires_grad=False)
+    weight.scale = torch.ones(3)
+
+    def by_attribute(x, w):
+        return x * w.scale
+
+    def changes(x, w):
+        w.scale.add_(1)
+        return x * 1
+
+    f = tunable(
+        "l::attributes",
+        tactics={
+            "attribute": by_attribute,
+            "changes": changes,
+            "applies": Tactic(lambda x, w: x * 1, lambda x, w: hasattr(w, "scale")),
+            "right": lambda x, w: x * 1,
+        },
+    )(lambda x, w: slow(x) * 1)
+    found = tune(f, torch.randn(3), weight)
+    assert set(found.out) == {"attribute", "changes", "applies"}
+    assert weight.scale.tolist() == [1, 1, 1]
+    assert found.winner == "right"
 
 
 def test_class_numbers_and_texts():

@@ -115,6 +115,11 @@ WRONG = {
     "gives it other memory": lambda x: (x + 0, setattr(x, "data", torch.ones(6)))[0],
     "makes it require grad": lambda x: (x + 0, x.requires_grad_())[0],
     "sets an attribute": lambda x: (x + 0, setattr(x, "seen", 1))[0],
+    "sets its gradient": lambda x: (x + 0, setattr(x, "grad", torch.ones(6)))[0],
+    "resizes its storage": lambda x: (x + 0, x.untyped_storage().resize_(9999))[0],
+    "a result whose storage it holds": lambda x: (
+        held.append((x + 0).untyped_storage()) or torch.empty(0).set_(held[-1], 0, (6,), (1,))
+    ),
 }
 
 

@@ -94,9 +94,10 @@ HOTOP_INLINE Keyed add_tensor(const KeyedParameter& parameter, Key* key, Touched
       address += static_cast<uintptr_t>(impl->storage_offset()) * impl->itemsize();
     }
   }
-  key->words[key->count] =
-      tensor_word(static_cast<int>(c10::typeMetaToScalarType(impl->dtype())), dimensions, packed,
-                  address % 16 == 0, static_cast<int>(device.type()), device.index());
+  key->words[key->count] = tensor_word(
+      static_cast<int>(c10::typeMetaToScalarType(impl->dtype())), dimensions, packed,
+      address % 16 == 0, !Py_IS_TYPE(value, reinterpret_cast<PyTypeObject*>(THPVariableClass)),
+      static_cast<int>(device.type()), device.index());
   key->count += dimensions + 1;
   for (const BucketRule& rule : parameter.rules) {
     const int64_t at = rule.dimension < 0 ? rule.dimension + dimensions : rule.dimension;
@@ -131,7 +132,7 @@ Keyed add_value(Tactics& tactics, const KeyedParameter& parameter, Key* key, Tou
     key->add(tagged(KeyTag::Dtype, static_cast<uint64_t>(type)));
   } else if (PyList_CheckExact(value) || PyTuple_CheckExact(value) || THPSize_Check(value)) {
     const Py_ssize_t size = PySequence_Fast_GET_SIZE(value);
-    key->add(tagged(KeyTag::List, static_cast<uint64_t>(size)));
+    key->add(list_word(size, PyList_CheckExact(value) ? 0 : PyTuple_CheckExact(value) ? 1 : 2));
     for (Py_ssize_t i = 0; i < size; ++i) {
       PyObject* element = PySequence_Fast_GET_ITEM(value, i);
       if (PyList_Check(element) || PyTuple_Check(element)) return Keyed::No;
@@ -216,7 +217,7 @@ HOTOP_INLINE Keyed make_key(Tunable* self, PyObject* const* args, Py_ssize_t nar
   *allowed = tactics.choice_parameter < 0 ? ~uint64_t{0} : 0;
   if (nargs > count) return Keyed::No;
   Py_ssize_t keywords_left = kwnames == nullptr ? 0 : PyTuple_GET_SIZE(kwnames);
-  key->add(tagged(KeyTag::List, static_cast<uint64_t>(count)));
+  key->add(list_word(count, 0));
   Touched touched;
   Touched* const watched = HOTOP_UNLIKELY(tactics.mutates) ? &touched : nullptr;
   for (Py_ssize_t i = 0; i < count; ++i) {

@@ -329,22 +329,23 @@ PyObject* use_vectorcall(PyObject*, PyObject* object) {
   Py_RETURN_NONE;
 }
 
-// tensor_word(dtype, dimensions, packed, aligned, device): a Tensor's first word, for a key from a
-// file.
+// tensor_word(dtype, dimensions, packed, aligned, parameter, device): a Tensor's first word, for a
+// key from a file.
 PyObject* make_tensor_word(PyObject*, PyObject* arguments) {
   PyObject* dtype = nullptr;
   PyObject* device = nullptr;
   int dimensions = 0;
   int packed = 0;
   int aligned = 0;
-  if (!PyArg_ParseTuple(arguments, "O!ippO!", &THPDtypeType, &dtype, &dimensions, &packed, &aligned,
-                        &THPDeviceType, &device)) {
+  int parameter = 0;
+  if (!PyArg_ParseTuple(arguments, "O!ipppO!", &THPDtypeType, &dtype, &dimensions, &packed,
+                        &aligned, &parameter, &THPDeviceType, &device)) {
     return nullptr;
   }
   const auto where = reinterpret_cast<THPDevice*>(device)->device;
-  return PyLong_FromUnsignedLongLong(
-      tensor_word(static_cast<int>(reinterpret_cast<THPDtype*>(dtype)->scalar_type), dimensions,
-                  packed != 0, aligned != 0, static_cast<int>(where.type()), where.index()));
+  return PyLong_FromUnsignedLongLong(tensor_word(
+      static_cast<int>(reinterpret_cast<THPDtype*>(dtype)->scalar_type), dimensions, packed != 0,
+      aligned != 0, parameter != 0, static_cast<int>(where.type()), where.index()));
 }
 
 }  // namespace

@@ -90,15 +90,20 @@ constexpr uint64_t tagged(KeyTag tag, uint64_t rest = 0) {
 }
 
 // A Tensor's first word. `packed`: its strides are those of a fresh Tensor of its sizes, also where
-// a size is 1. `aligned`: its data begin at a multiple of 16 bytes.
+// a size is 1. `aligned`: its data begin at a multiple of 16 bytes. `parameter`: its class is that.
 constexpr uint64_t tensor_word(int dtype, int64_t dimensions, bool packed, bool aligned,
-                               int device_type, int device_index) {
-  return tagged(KeyTag::Tensor, static_cast<uint64_t>(dtype & 0xFF) | (packed ? 0x100u : 0u) |
-                                    static_cast<uint64_t>(dimensions & 0x7F) << 9 |
-                                    static_cast<uint64_t>(device_type & 0xFF) << 16 |
-                                    static_cast<uint64_t>(static_cast<uint8_t>(device_index))
-                                        << 24 |
-                                    static_cast<uint64_t>(aligned) << 32);
+                               bool parameter, int device_type, int device_index) {
+  return tagged(KeyTag::Tensor,
+                static_cast<uint64_t>(dtype & 0xFF) | (packed ? 0x100u : 0u) |
+                    static_cast<uint64_t>(dimensions & 0x7F) << 9 |
+                    static_cast<uint64_t>(device_type & 0xFF) << 16 |
+                    static_cast<uint64_t>(static_cast<uint8_t>(device_index)) << 24 |
+                    static_cast<uint64_t>(aligned) << 32 | static_cast<uint64_t>(parameter) << 33);
+}
+
+// `kind`: 0 list, 1 tuple, 2 torch.Size.
+constexpr uint64_t list_word(int64_t size, int kind) {
+  return tagged(KeyTag::List, static_cast<uint64_t>(size) | static_cast<uint64_t>(kind) << 48);
 }
 
 // What a key holds of a stride, one byte; `_layout` has the same rule.

@@ -55,7 +55,9 @@ class Seen:
             call works there.
         forms: Of each of them.
         numbers: Everything else of the result.
-        changed: Copies of the changed arguments' Tensors, after the call.
+        changed: Copies of the arguments' Tensors that may be changed, after the call.
+        mutable: The names of those arguments.
+        untouched: Of those whose Tensors are as they were.
         left: Arguments and settings that are not as they were, in words.
         random, generators: The states of the process's generators and of those that are arguments.
     """
@@ -65,6 +67,8 @@ class Seen:
     forms: list[Form]
     numbers: list[Any]
     changed: list[torch.Tensor]
+    mutable: set[str]
+    untouched: set[str]
     left: list[str]
     random: _process.RandomState
     generators: list[bytes]
@@ -128,13 +132,17 @@ def run(
     ranges = [_range(tensor) for tensor in tensors]
     left = [f"leaves {name} at {value}" for name, value in changed_settings.items()]
     left += _left_in_arguments(workspace, call)
+    places = zip(workspace.places, workspace.mutated, strict=True)
+    mutable = {place.name for place, mutated in places if mutated}
     forms = [_form(i, tensors, ranges, holders[i], call) for i in range(len(tensors))]
     return Seen(
         structure,
         [_lasting(tensor, form) for tensor, form in zip(tensors, forms, strict=True)],
         forms,
         numbers,
-        [t.detach().clone() for t, m in zip(call.tensors, workspace.mutated, strict=True) if m],
+        [_copy(t) for t, m in zip(call.tensors, workspace.mutated, strict=True) if m],
+        mutable,
+        mutable - _touched(workspace, call),
         left,
         random,
         [_state(part) for _, part, _ in call.parts if type(part) is torch.Generator],
@@ -142,24 +150,50 @@ def run(
     )
 
 
-def _holders(tensor: torch.Tensor) -> tuple[int, int, int]:
+def _holders(tensor: torch.Tensor) -> tuple[int, ...]:
     """Return how many hold a Tensor, its memory and what it is a view of, this look included."""
-    memory = base = 0
+    memory = base = storages = 0
     if tensor.layout is torch.strided and not tensor.is_meta:
-        memory = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+        storage = tensor.untyped_storage()
+        storages = sys.getrefcount(storage)
+        memory = torch._C._storage_Use_Count(storage._cdata)
     if tensor._is_view():
         memory -= 1  # the base, which the view holds
         base = sys.getrefcount(tensor._base)
-    return sys.getrefcount(tensor), memory, base
+    return sys.getrefcount(tensor), memory, storages, base
 
 
-def _is_held(holders: tuple[int, int, int]) -> bool:
+def _is_held(holders: tuple[int, ...]) -> bool:
     return any(now > alone for now, alone in zip(holders, _ALONE, strict=True))
+
+
+def _touched(workspace: Workspace, call: Arguments) -> set[str]:
+    """Return the names of arguments of which a Tensor that may be changed was."""
+    touched = set()
+    for place, tensor, mutated in zip(
+        workspace.places, call.tensors, workspace.mutated, strict=True
+    ):
+        if mutated:
+            source = place.on(workspace.blocks[place.block].source, place.raw_dtype)
+            same = tensor.shape == source.shape and torch.equal(
+                tensor.detach().view(place.raw_dtype), source
+            )
+            if not same:
+                touched.add(place.name)
+    return touched
 
 
 def _lasting(tensor: torch.Tensor, form: Form) -> torch.Tensor:
     in_argument = any(place >= 0 for place, _ in form.shares)
-    return tensor.detach().clone() if in_argument else tensor
+    return _copy(tensor) if in_argument else tensor
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy of every bit: a bool may hold other bytes, and PyTorch cannot copy float4."""
+    tensor = tensor.detach()
+    if tensor.element_size() > 1:
+        return tensor.clone()
+    return tensor.view(torch.uint8).clone().view(tensor.dtype)
 
 
 def _state(generator: torch.Generator) -> bytes:
@@ -174,7 +208,7 @@ def _form(
     i: int,
     tensors: Sequence[torch.Tensor],
     ranges: Sequence[tuple[int, int]],
-    holders: tuple[int, int, int],
+    holders: tuple[int, ...],
     call: Arguments,
 ) -> Form:
     tensor = tensors[i]
@@ -226,13 +260,18 @@ def _left_in_arguments(workspace: Workspace, call: Arguments) -> list[str]:
             was.requires_grad,
         ) or (tensor.numel() and _layout.address(tensor) != begin):
             left.append(f"gives {place.name} another shape, memory or requires_grad")
-        elif contents(tensor.__dict__) != contents(was.__dict__):
+        elif tensor.is_leaf and tensor.grad is not None:
+            left.append(f"sets the gradient of {place.name}")
+        elif tensor.__dict__:
             left.append(f"sets attributes of {place.name}")
         elif not mutated and version is not None and tensor._version != version:
             left.append(f"changes {place.name}, which mutates_args does not name")
     for number, block in enumerate(workspace.blocks):
         places = [place for place in workspace.places if place.block == number]
         names = ", ".join(dict.fromkeys(place.name for place in places))
+        if not block.is_in_place():
+            left.append(f"resizes the storage of {names}")
+            continue
         is_guarded = block.is_guarded()
         is_same = torch.equal(block.copy, block.source)
         block.is_clean = is_guarded and is_same
@@ -254,16 +293,13 @@ def _only_mutated(workspace: Workspace, number: int) -> bool:
     after = aligned_bytes(block.copy.numel(), block.begin, block.copy.device).copy_(block.copy)
     for place, mutated in zip(workspace.places, workspace.mutated, strict=True):
         if place.block == number and mutated:
-            target = place.on(after, place.raw_dtype)
-            origin = place.on(block.source, place.raw_dtype)
-            for i, stride in enumerate(target.stride()):
-                if stride == 0:  # expanded: one element in memory
-                    target, origin = target.narrow(i, 0, 1), origin.narrow(i, 0, 1)
+            target = _layout.distinct(place.on(after, place.raw_dtype))
+            origin = _layout.distinct(place.on(block.source, place.raw_dtype))
             target.copy_(origin)
     return torch.equal(after, block.source)
 
 
-def _look(make: Callable[[], torch.Tensor]) -> tuple[int, int, int]:
+def _look(make: Callable[[], torch.Tensor]) -> tuple[int, ...]:
     tensors: list[torch.Tensor] = []
     result = make()
     _flatten(result, tensors, [])
@@ -273,4 +309,4 @@ def _look(make: Callable[[], torch.Tensor]) -> tuple[int, int, int]:
 
 
 # What a look finds at a Tensor, and at a view, that nobody else holds.
-_ALONE = (*_look(lambda: torch.empty(1))[:2], _look(lambda: torch.empty(2)[:1])[2])
+_ALONE = (*_look(lambda: torch.empty(1))[:3], _look(lambda: torch.empty(2)[:1])[3])

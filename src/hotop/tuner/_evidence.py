@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from hotop.tuner._layout import distinct
 from hotop.tuner._workspace import Block, Place, Workspace
 
 
@@ -15,12 +16,27 @@ def is_constant(tensor: torch.Tensor) -> bool:
     if tensor.numel() < 2 or tensor.layout is not torch.strided:
         return False
     values = tensor.detach()
-    if values.dtype.is_floating_point or values.dtype.is_complex:
+    if values.dtype in _FLOATS or values.dtype.is_complex:
         values = _readable(values)
         if bool(values.isnan().all()):
             return True
+    elif values.element_size() == 1 and values.dtype is not torch.bool:
+        values = values.view(torch.uint8)
     first = values[(0,) * values.dim()]
     return bool((values == first).all())
+
+
+# Numbers that PyTorch can compute with, at least after a conversion: float4 is packed codes.
+_FLOATS = (
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+    torch.float8_e4m3fnuz,
+    torch.float8_e5m2fnuz,
+)
 
 
 def _readable(values: torch.Tensor) -> torch.Tensor:
@@ -45,13 +61,14 @@ def is_all_alike(workspace: Workspace) -> bool:
 def _may_draw(place: Place) -> bool:
     # Whole numbers may be indices or packed codes: others could lead out of bounds.
     dtype = place.tensor.dtype
-    return dtype.is_floating_point or dtype.is_complex or dtype is torch.bool
+    return dtype in _FLOATS or dtype.is_complex or dtype is torch.bool
 
 
 def draw(workspace: Workspace) -> list[torch.Tensor] | None:
     """Return other data for the blocks; None: there is nothing that may be drawn.
 
-    Values that differ change their places; data that are all alike, and single numbers, are drawn
+    Values that differ change their places and go towards zero, each by its own part, some to zero
+    (so that no statistic of theirs stays); data that are all alike, and single numbers, are drawn
     from the range that they span with zero (on a CPU, of both signs). Whole numbers stay.
     """
     sources = [block.duplicate() for block in workspace.blocks]
@@ -60,38 +77,28 @@ def draw(workspace: Workspace) -> list[torch.Tensor] | None:
         others = [p for p in workspace.places if p.block == place.block and not _may_draw(p)]
         if place.tensor.numel() == 0 or not _may_draw(place) or others:
             continue
-        drawn |= _redraw(place, sources[place.block], seed=i)
+        raw = distinct(place.on(sources[place.block], place.raw_dtype))
+        generator = torch.Generator(raw.device).manual_seed(i)
+        values = _values(raw.view(place.tensor.dtype), generator)
+        if values is not None:
+            raw.copy_(values.view(place.raw_dtype))
+            drawn = True
     return sources if drawn else None
 
 
-def _redraw(place: Place, source: torch.Tensor, seed: int) -> bool:
-    raw = place.on(source, place.raw_dtype)
-    # What is expanded is one element in memory.
-    for i, stride in enumerate(raw.stride()):
-        if stride == 0:
-            raw = raw.narrow(i, 0, 1)
-    typed = raw.view(place.tensor.dtype)
-    if raw.numel() > 1 and not is_constant(typed):
-        flat = raw.reshape(-1)
-        shift = max(1, flat.numel() * 3 // 8)
-        raw.copy_(torch.cat([flat[shift:], flat[:shift]]).view(raw.shape))
-        return True
-    values = _values(typed, seed)
-    if values is None:
-        return False
-    typed.copy_(values)
-    return True
-
-
-def _values(like: torch.Tensor, seed: int) -> torch.Tensor | None:
-    generator = torch.Generator(like.device).manual_seed(seed)
-
+def _values(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor | None:
     def uniform() -> torch.Tensor:
         return torch.rand(like.shape, generator=generator, device=like.device)
 
     if like.dtype is torch.bool:
         return uniform() < 0.5 if like.numel() > 1 else None
-    first = _readable(like.reshape(-1)[:1]).item()
+    values = _readable(like)
+    if like.numel() > 1 and not is_constant(like):
+        values = values.reshape(-1).roll(max(1, like.numel() * 3 // 8)).view(like.shape)
+        # To zero, but no infinite value: that would be NaN.
+        part = uniform().sub_(1 / 16).clamp_(min=0)
+        return torch.where(values.isfinite(), values * part, values).to(like.dtype)
+    first = values.reshape(-1)[:1].item()
     size = abs(first)
     if not math.isfinite(size) or size == 0:
         first = size = 1.0
@@ -100,9 +107,9 @@ def _values(like: torch.Tensor, seed: int) -> torch.Tensor | None:
     if like.dtype.is_complex:
         return torch.complex(uniform() - 0.5, uniform() - 0.5).mul(2 * size).to(like.dtype)
     # A value out of its range ends a CUDA process; on a CPU it is an error.
-    values = uniform() * 2 - 1 if like.device.type == "cpu" else uniform()
-    scale = size if like.device.type == "cpu" else first
-    return (values * scale).to(like.dtype)
+    if like.device.type == "cpu":
+        return ((uniform() * 2 - 1) * size).to(like.dtype)
+    return (uniform() * first).to(like.dtype)
 
 
 class Sources:

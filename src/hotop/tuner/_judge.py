@@ -114,6 +114,8 @@ def check_values(found: Seen, expected: Seen, check: Check) -> None:
 
 
 def _check_close(ours: Any, theirs: Any, check: Check) -> None:
+    if isinstance(theirs, torch.Tensor) and theirs.dtype is torch.float4_e2m1fn_x2:
+        ours, theirs = ours.view(torch.uint8), theirs.view(torch.uint8)
     if _is_alike(ours, theirs) and torch.equal(ours, theirs):
         return
     rtol, atol = _tolerances(theirs, check)
@@ -190,11 +192,11 @@ def check_kept(earlier: Sequence[Seen], now: Seen) -> None:
                     raise Refused("returns memory of an earlier result again, and changes it")
 
 
-def unproven(rounds: Sequence[Seen], *, all_alike: bool) -> str | None:
+def unproven(rounds: Sequence[Seen], *, all_alike: bool, all_change: bool) -> str | None:
     """Return what of the expected results says nothing, in words; None: they all vary.
 
     ``rounds`` are results for the call's data and, where others could be drawn, for those;
-    ``all_alike``: every argument's data are.
+    ``all_alike``: every argument's data are; ``all_change``: so must every argument that may.
     """
     if any(seen.structure != rounds[0].structure for seen in rounds):
         return None
@@ -214,6 +216,11 @@ def unproven(rounds: Sequence[Seen], *, all_alike: bool) -> str | None:
             varying |= any(number != numbers[0] for number in numbers[1:])
     if alike:
         return "all values of a result are alike"
+    untouched = set[str]().union(rounds[0].untouched)
+    for seen in rounds:
+        untouched &= seen.untouched
+    if untouched and (all_change or untouched == rounds[0].mutable):
+        return f"the default changes nothing of {', '.join(sorted(untouched))}"
     if has_one and not varying and (len(rounds) > 1 or all_alike):
         return "the result says nothing" if all_alike else "the result is the same for other data"
     return None

@@ -138,7 +138,8 @@ def describe_value(value: Any, parameter: Parameter, nested: bool = False) -> An
     if type(value) in (list, tuple, torch.Size):
         if nested:
             raise NotKeyable(f"{parameter.name} is a list of lists")
-        return [describe_value(element, parameter, nested=True) for element in value]
+        parts = [describe_value(element, parameter, nested=True) for element in value]
+        return parts if type(value) is list else [type(value).__name__, *parts]
     raise NotKeyable(f"{parameter.name} is a {type(value).__name__}")
 
 
@@ -159,7 +160,8 @@ def _describe_tensor(value: torch.Tensor, parameter: Parameter) -> str:
     strides = "" if classes is None else f"({','.join(map(_layout.class_text, classes))})"
     dtype = str(value.dtype).removeprefix("torch.")
     unaligned = "" if _layout.is_aligned(value) else " unaligned"
-    return f"{dtype}[{','.join(sizes)}]{strides}@{value.device.type}{unaligned}"
+    of_class = " Parameter" if type(value) is torch.nn.Parameter else ""
+    return f"{dtype}[{','.join(sizes)}]{strides}@{value.device.type}{unaligned}{of_class}"
 
 
 def why_opaque(value: torch.Tensor) -> str | None:

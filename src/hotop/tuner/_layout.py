@@ -106,6 +106,14 @@ def byte_range(tensor: torch.Tensor) -> tuple[int, int]:
     return begin, begin + (last + 1) * tensor.element_size()
 
 
+def distinct(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a view without what an expanded dimension repeats: it can be written."""
+    for i, stride in enumerate(tensor.stride()):
+        if stride == 0:
+            tensor = tensor.narrow(i, 0, min(tensor.shape[i], 1))
+    return tensor
+
+
 def share(
     a: torch.Tensor, a_range: tuple[int, int], b: torch.Tensor, b_range: tuple[int, int]
 ) -> bool:

@@ -78,6 +78,31 @@ def _of_pytorch(what: str, suffix: str) -> dict[str, _Setting]:
     return {what: _Setting(get, put)} if get is not None and put is not None else {}
 
 
+def _sdp(kind: str) -> dict[str, _Setting]:
+    get = getattr(torch._C, f"_get_{kind}_sdp_enabled")
+    put = getattr(torch._C, f"_set_sdp_use_{kind}")
+    return {f"the {kind} attention": _Setting(get, put)}
+
+
+_PRECISIONS = (("generic", "all"), ("cuda", "matmul"), ("mkldnn", "matmul"))
+
+
+def _float32_precision() -> tuple[str, ...]:
+    each = (torch._C._get_fp32_precision_getter(*which) for which in _PRECISIONS)
+    return torch.get_float32_matmul_precision(), *each
+
+
+def _set_float32_precision(before: tuple[str, ...]) -> None:
+    torch.set_float32_matmul_precision(before[0])  # it sets the others too
+    for which, precision in zip(_PRECISIONS, before[1:], strict=True):
+        torch._C._set_fp32_precision_setter(*which, precision)
+
+
+def _numpy_errors() -> Any:
+    numpy = sys.modules.get("numpy")
+    return None if numpy is None else numpy.geterr()
+
+
 def _set_environment(before: dict[str, str]) -> None:
     for name in os.environ.keys() - before.keys():
         del os.environ[name]
@@ -135,7 +160,14 @@ _SETTINGS: dict[str, _Setting] = {
     **_of_pytorch("cudnn.deterministic", "cudnn_deterministic"),
     **_of_pytorch("cudnn.allow_tf32", "cudnn_allow_tf32"),
     **_of_pytorch("mkldnn.enabled", "mkldnn_enabled"),
-    **_of_pytorch("the float32 matmul precision", "float32_matmul_precision"),
+    **_of_pytorch("mkldnn.deterministic", "mkldnn_deterministic"),
+    **_of_pytorch("nnpack.enabled", "nnpack_enabled"),
+    **_of_pytorch("the linalg library", "linalg_preferred_backend"),
+    **_sdp("flash"),
+    **_sdp("mem_efficient"),
+    **_sdp("math"),
+    **_sdp("cudnn"),
+    "the float32 matmul precision": _Setting(_float32_precision, _set_float32_precision),
     "the current CUDA device": _cuda("device"),
     "the current CUDA stream": _cuda("stream"),
     "the environment": _Setting(os.environ.copy, _set_environment, is_quiet=True),
@@ -143,6 +175,17 @@ _SETTINGS: dict[str, _Setting] = {
     "the warnings filters": _Setting(lambda: list(warnings.filters), _set_filters, is_quiet=True),
     "the recursion limit": _Setting(sys.getrecursionlimit, sys.setrecursionlimit, is_quiet=True),
     "the switch interval": _Setting(sys.getswitchinterval, sys.setswitchinterval),
+    "NumPy's error state": _Setting(
+        _numpy_errors, lambda before: before and sys.modules["numpy"].seterr(**before)
+    ),
+    "the length of numbers in text": _Setting(
+        sys.get_int_max_str_digits, sys.set_int_max_str_digits
+    ),
+    "the trace function": _Setting(sys.gettrace, sys.settrace),
+    "the profile function": _Setting(sys.getprofile, sys.setprofile),
+    "the thresholds of garbage collection": _Setting(
+        gc.get_threshold, lambda before: gc.set_threshold(*before)
+    ),
     "garbage collection": _Setting(gc.isenabled, lambda on: gc.enable() if on else gc.disable()),
 }
 

@@ -92,9 +92,12 @@ def _measure(
             if not call.is_made_up:
                 raise
             continue
+        serving = trial.candidates()
         for name in list(names):
             on_tactic(name)
             problem = trial.problem(name)
+            if name not in serving:
+                problem = "applies depends on what the key does not hold"
             if problem is not None:
                 outcome.rejected[name] = problem
                 names.remove(name)

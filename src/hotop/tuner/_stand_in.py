@@ -127,9 +127,8 @@ def _filled(tensor: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ..
             continue
         places = torch.arange(size, device=tensor.device) % source.shape[i]
         source = source.index_select(i, places)
-    # What is expanded is one element in memory.
     for i, stride in enumerate(strides):
         if stride == 0:
-            made, source = made.narrow(i, 0, 1), source.narrow(i, 0, 1)
-    made.copy_(source)
+            source = source.narrow(i, 0, 1)
+    _layout.distinct(made).copy_(source)
     return made.as_strided(shape, strides, begin // item)

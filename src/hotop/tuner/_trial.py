@@ -59,7 +59,10 @@ class Trial:
         self._others: Seen | None = None
         self._is_thorough = is_thorough
         self.unproven: str | None = None
+        # Without the memory that arguments share here: other calls of the key may not share it.
+        self._apart = self.workspace
         if is_thorough:
+            self._apart = self.workspace.apart() or self.workspace
             self._draw()
             self.unproven = self._unproven()
 
@@ -75,37 +78,45 @@ class Trial:
         return usual, expected
 
     def _draw(self) -> None:
-        sources = _evidence.draw(self.workspace)
+        sources = _evidence.draw(self._apart)
         self._constant = _evidence.constant_arguments(self.workspace)
         if sources is None:
             return
         self._drawn = sources
         try:
             with self._other_data():
-                self._others = self._run(self._reference)
+                self._others = self._run(self._reference, self._apart)
         except (Exception, Refused) as error:
             self._drawn = None
             self._refusal = f", and the op refuses others ({type(error).__name__}: {error})"
 
     def _other_data(self) -> _evidence.Sources:
         assert self._drawn is not None
-        return _evidence.Sources(self.workspace.blocks, self._drawn)
+        return _evidence.Sources(self._apart.blocks, self._drawn)
 
     def _unproven(self) -> str | None:
-        if self._others is not None:
-            return _judge.unproven([self._expected, self._others], all_alike=False)
-        if self._constant:
+        rounds = [self._expected] if self._others is None else [self._expected, self._others]
+        if self._others is None and self._constant:
             names = ", ".join(self._constant)
             return f"the values of {names} are all alike, which proves nothing{self._refusal}"
-        all_alike = _evidence.is_all_alike(self.workspace)
-        return _judge.unproven([self._expected], all_alike=all_alike)
+        return _judge.unproven(
+            rounds,
+            all_alike=self._others is None and _evidence.is_all_alike(self.workspace),
+            # mutates_args="unknown" promises nothing of a single one.
+            all_change=not all(parameter.mutated for parameter in self._tunable._parameters),
+        )
 
-    def _run(self, function: Callable[..., Any]) -> Seen:
-        return _call.run(self.workspace, function, self._before, self.devices)
+    def _run(self, function: Callable[..., Any], workspace: Workspace | None = None) -> Seen:
+        return _call.run(workspace or self.workspace, function, self._before, self.devices)
 
     def function(self, name: str) -> Callable[..., Any]:
         """Return a tactic's function."""
         return self._tunable.tactics[name].function
+
+    def candidates(self) -> set[str]:
+        """Return the tactics that say that they serve the copies, as they do for the call."""
+        call = self.workspace.fresh()
+        return set(self._tunable.candidates(call.args, call.kwargs).values())
 
     def is_the_default(self, name: str) -> bool:
         """Return whether a tactic is the default's own function, which needs no proof."""
@@ -138,7 +149,7 @@ class Trial:
         kept = [first]
         if self._others is not None:
             with self._other_data():
-                second = self._run(function)
+                second = self._run(function, self._apart)
                 _judge.check_values(second, self._others, self._tunable.check)
                 if second.left:
                     raise Refused(second.left[0])

@@ -13,17 +13,19 @@ import torch
 from hotop.tuner import _layout
 from hotop.tuner._key import Description
 
-_TENSOR = re.compile(r"(\w+)\[([\d,*+]*)\](?:\(([\w,]*)\))?@(\w+)( unaligned)?")
+_TENSOR = re.compile(r"(\w+)\[([\d,*+]*)\](?:\(([\w,]*)\))?@(\w+)( unaligned)?( Parameter)?")
 # KeyTag in the core.
 _TAG_TENSOR, _TAG_NONE, _TAG_BOOL, _TAG_INT, _TAG_FLOAT = 1, 2, 3, 4, 5
 _TAG_DTYPE, _TAG_OBJECT, _TAG_LIST, _TAG_ALLOWED, _TAG_EXACT, _TAG_OVERLAP = 6, 7, 8, 9, 10, 11
 _LEFT_OUT = (1 << 64) - 1
+# How a description names sequences that are no lists; the numbers are list_word's of the core.
+_SEQUENCES = {"tuple": 1, "Size": 2}
 
 
 def encode(
     description: Description,
     device_index: int,
-    tensor_word: Callable[[torch.dtype, int, bool, bool, torch.device], int],
+    tensor_word: Callable[[torch.dtype, int, bool, bool, bool, torch.device], int],
     object_number: Callable[[Any], int],
     allowed_mask: Callable[[list[str]], int],
 ) -> bytes:
@@ -38,8 +40,10 @@ def encode(
         if isinstance(part, dict):
             words.extend(_memory(part) if "exact" in part else _allowed(part, allowed_mask))
         elif isinstance(part, list):
-            words.append(_TAG_LIST | len(part) << 8)
-            for element in part:
+            kind = _SEQUENCES.get(part[0], 0) if part and isinstance(part[0], str) else 0
+            elements = part[1:] if kind else part
+            words.append(_TAG_LIST | len(elements) << 8 | kind << 56)
+            for element in elements:
                 add(element)
         elif match := _TENSOR.fullmatch(part):
             words.extend(_tensor(match, device_index, tensor_word))
@@ -65,11 +69,12 @@ def _memory(part: dict[str, Any]) -> list[int]:
 
 
 def _tensor(match: re.Match[str], device_index: int, tensor_word: Callable[..., int]) -> list[int]:
-    dtype, sizes, classes, device, unaligned = match.groups()
+    dtype, sizes, classes, device, unaligned, parameter = match.groups()
     split = sizes.split(",") if sizes else []
     index = -1 if device == "cpu" else device_index
     where = torch.device(device) if index < 0 else torch.device(device, index)
-    word = tensor_word(_torch_value(dtype), len(split), classes is None, unaligned is None, where)
+    flags = classes is None, unaligned is None, parameter is not None
+    word = tensor_word(_torch_value(dtype), len(split), *flags, where)
     words = [word, *map(_size, split)]
     if classes is not None:
         words += _layout.class_words([_layout.class_number(one) for one in classes.split(",")])
@@ -110,7 +115,7 @@ def _scalar(
     if part.startswith("torch."):
         value = _torch_value(part.removeprefix("torch."))
         if isinstance(value, torch.dtype):
-            number = tensor_word(value, 0, False, False, torch.device("cpu")) >> 8 & 0xFF
+            number = tensor_word(value, 0, False, False, False, torch.device("cpu")) >> 8 & 0xFF
             return (_TAG_DTYPE | number << 8,)
         return (_TAG_OBJECT | object_number(value) << 8,)
     raise ValueError(f"{part!r} is not part of a key")

@@ -7,6 +7,7 @@ import dataclasses
 import enum
 import functools
 import types
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,7 +55,19 @@ class Block:
     is_clean: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
+        self._make_copy()
+
+    def _make_copy(self) -> None:
         self.copy = aligned_bytes(self.source.numel(), self.begin, self.source.device)
+        self._room = self._where()
+
+    def _where(self) -> tuple[int, int]:
+        storage = self.copy.untyped_storage()
+        return storage.data_ptr(), storage.nbytes()
+
+    def is_in_place(self) -> bool:
+        """Return whether the memory of the copy was left where it is."""
+        return self._where() == self._room
 
     def _guards(self) -> list[torch.Tensor]:
         ends = (self.copy.storage_offset() - _GUARD, self.copy.storage_offset() + self.copy.numel())
@@ -62,6 +75,9 @@ class Block:
 
     def refresh(self) -> None:
         """Make the copy equal to its source."""
+        if not self.is_in_place():
+            self.is_clean = False
+            self._make_copy()
         if not self.is_clean:
             for guard in self._guards():
                 guard.fill_(_GUARD_BYTE)
@@ -75,7 +91,9 @@ class Block:
 
     def is_intact(self) -> bool:
         """Return whether the copy and the bytes around it are as :meth:`refresh` made them."""
-        self.is_clean = torch.equal(self.copy, self.source) and self.is_guarded()
+        self.is_clean = (
+            self.is_in_place() and torch.equal(self.copy, self.source) and self.is_guarded()
+        )
         return self.is_clean
 
     def is_guarded(self) -> bool:
@@ -132,21 +150,29 @@ class Workspace:
     """
 
     def __init__(
-        self, parameters: Sequence[Parameter], args: Sequence[Any], kwargs: Mapping[str, Any]
+        self,
+        parameters: Sequence[Parameter],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        *,
+        apart: frozenset[int] = frozenset(),
     ) -> None:
+        self._call = parameters, args, kwargs
         by_name = {parameter.name: parameter for parameter in parameters}
         named = list(zip((p.name for p in parameters), args, strict=False))
         self._given = [*named, *kwargs.items()]
         self._positional = len(named)
         self._has_objects = False
-        self._found: dict[int, tuple[str, torch.Tensor, bool]] = {}
+        self._apart = apart
+        self._found: list[tuple[str, torch.Tensor, bool]] = []
+        self._order: list[
+            int
+        ] = []  # the places of the Tensors, as a walk through the values meets them
         for name, value in self._given:
             mutated = by_name[name].mutated
             self._rebuild(name, value, functools.partial(self._find, name, mutated), [])
-        found = list(self._found.values())
-        self.blocks, self.places = _lay_out(found)
-        self._indices = {id(tensor): i for i, (_, tensor, _) in enumerate(found)}
-        self.mutated = [mutated for _, _, mutated in found]
+        self.blocks, self.places = _lay_out(self._found, apart)
+        self.mutated = [mutated for _, _, mutated in self._found]
         #: Whether a call leaves traces in its arguments, so that the next one needs new ones.
         self.is_consumed = any(self.mutated) or self._has_objects
 
@@ -156,9 +182,31 @@ class Workspace:
             raise NotKeyable(f"{name} is {reason or 'on meta, without data'}")
         if _layout.address(tensor) % tensor.element_size():
             raise NotKeyable(f"{name} lies at an address that its dtype does not allow")
-        known = self._found.get(id(tensor))
-        self._found[id(tensor)] = (name, tensor, mutated or (known is not None and known[2]))
+        known = None if id(tensor) in self._apart else self._place_of(tensor)
+        if known is None:
+            known = len(self._found)
+            self._found.append((name, tensor, mutated))
+        elif mutated:
+            self._found[known] = (name, tensor, True)
+        self._order.append(known)
         return tensor
+
+    def _place_of(self, tensor: torch.Tensor) -> int | None:
+        return next((i for i, (_, one, _) in enumerate(self._found) if one is tensor), None)
+
+    def apart(self) -> Workspace | None:
+        """Return one where arguments that share memory have their own; None: none of them do.
+
+        Memory that may be changed stays shared: then the key tells it.
+        """
+        counts = Counter(place.block for place in self.places)
+        again = Counter(self._order)
+        shared = frozenset(
+            id(place.tensor)
+            for i, place in enumerate(self.places)
+            if not self.blocks[place.block].mutated and (counts[place.block] > 1 or again[i] > 1)
+        )
+        return Workspace(*self._call, apart=shared) if shared else None
 
     def fresh(self) -> Arguments:
         """Return arguments for one call, in the state of the measured call."""
@@ -167,9 +215,10 @@ class Workspace:
             block.is_clean = False
         tensors = [self._make(place) for place in self.places]
         parts: list[tuple[str, Any, Any]] = []
+        order = iter(self._order)
 
-        def copied(tensor: torch.Tensor) -> torch.Tensor:
-            return tensors[self._indices[id(tensor)]]
+        def copied(_: torch.Tensor) -> torch.Tensor:
+            return tensors[next(order)]
 
         values = [self._rebuild(name, value, copied, parts) for name, value in self._given]
         names = [name for name, _ in self._given[self._positional :]]
@@ -188,7 +237,7 @@ class Workspace:
             made = place.on(block.copy)
             if type(original) is torch.nn.Parameter:
                 made = torch.nn.Parameter(made, requires_grad=original.requires_grad)
-        made.__dict__.update(original.__dict__)
+        # No attributes: the key does not hold them, so no tactic may depend on one.
         return made.requires_grad_(original.requires_grad)
 
     def _rebuild(
@@ -250,14 +299,14 @@ def contents(whole: Any) -> Any:
 
 
 def _lay_out(
-    found: Sequence[tuple[str, torch.Tensor, bool]],
+    found: Sequence[tuple[str, torch.Tensor, bool]], apart: frozenset[int]
 ) -> tuple[list[Block], list[Place]]:
     """Group Tensors by memory: one storage, or addresses that overlap."""
     ranges = [_layout.byte_range(tensor) for _, tensor, _ in found]
     groups: list[list[int]] = []
     for i, (_, tensor, _) in enumerate(found):
         mine = [i]
-        for group in list(groups):
+        for group in list(groups) if id(tensor) not in apart else ():
             if any(_layout.share(found[j][1], ranges[j], tensor, ranges[i]) for j in group):
                 groups.remove(group)
                 mine = group + mine
@@ -285,6 +334,6 @@ def _source(members: Sequence[Place], size: int) -> torch.Tensor:
     begin = min(_layout.address(place.tensor) - place.offset for place in members)
     made = aligned_bytes(size, begin, first.device).zero_()
     for place in members:
-        raw = place.tensor.detach().view(place.raw_dtype)
-        place.on(made, place.raw_dtype).copy_(raw)
+        raw = _layout.distinct(place.tensor.detach().view(place.raw_dtype))
+        _layout.distinct(place.on(made, place.raw_dtype)).copy_(raw)
     return made
