@@ -262,7 +262,10 @@ def test_tensors_of_several_dtypes_in_one_buffer():
     f = tunable(
         "c::buffer",
         mutates_args=["codes", "scale"],
-        tactics={"right": lambda c, s: default(c, s), "wrong": lambda c, s: s * 2},
+        tactics={
+            "right": lambda codes, scale: default(codes, scale),
+            "wrong": lambda codes, scale: scale * 2,
+        },
     )(default)
     found = tune(f, codes, scale)
     assert "right" not in found.out

@@ -40,10 +40,10 @@ def test_an_argument_that_does_nothing_yet():
         return slow(x) * weight * scale + bias
 
     tactics = {
-        "no weight": lambda x, w, b, s: x * s + b,
-        "no bias": lambda x, w, b, s: x * w * s,
-        "no scale": lambda x, w, b, s: x * w + b,
-        "right": lambda x, w, b, s: x * w * s + b,
+        "no weight": lambda x, weight, bias, scale: x * scale + bias,
+        "no bias": lambda x, weight, bias, scale: x * weight * scale,
+        "no scale": lambda x, weight, bias, scale: x * weight + bias,
+        "right": lambda x, weight, bias, scale: x * weight * scale + bias,
     }
     f = tunable("w::ones", tactics=tactics)(default)
     found = tune(f, torch.randn(2, 6), torch.ones(6), torch.zeros(6), torch.ones(()))
@@ -153,13 +153,13 @@ def test_a_default_that_changes_nothing_proves_nothing():
             if slot >= 0:
                 k_cache[slot], v_cache[slot] = k[i], v[i]
 
+    def half(k, v, k_cache, v_cache, slots):
+        default(k, v, k_cache, k, slots)
+
     f = tunable(
         "w::cache",
         mutates_args=["k_cache", "v_cache"],
-        tactics={
-            "nothing": lambda *_: None,
-            "half": lambda k, v, kc, vc, s: default(k, v, kc, k, s),
-        },
+        tactics={"nothing": lambda *args, **kwargs: None, "half": half},
     )(default)
     k, v, cache = torch.randn(3, 4), torch.randn(3, 4), torch.zeros(2, 8, 4)
     found = tune(f, k, v, cache[0], cache[1], torch.full((3,), -1))
@@ -183,5 +183,14 @@ def test_float4():
         },
     )(lambda x: (slow(torch.ones(9)), x.clone())[1])
     found = tune(f, codes)
+    assert set(found.out) == {"zeros"}
+    assert found.winner == "right"
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_under_autocast(dtype):
+    f = tunable("w::autocast", tactics={"right": lambda x: x + 0, "zeros": torch.zeros_like})(slow)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = tune(f, torch.randn(3, 4, dtype=dtype))
     assert set(found.out) == {"zeros"}
     assert found.winner == "right"

@@ -3,8 +3,9 @@
 from hotop.tuner._buckets import Bucket, exact, follows, listed, power_of_two
 from hotop.tuner._decorator import tunable
 from hotop.tuner._session import agree, tuning
+from hotop.tuner._signature import Tactic
 from hotop.tuner._store import BrokenTable, default_path
-from hotop.tuner._tunable import Statistics, Tactic, Tunable, clear, load, stats
+from hotop.tuner._tunable import Statistics, Tunable, clear, load, stats
 
 __all__ = [
     "BrokenTable",

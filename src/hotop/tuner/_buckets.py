@@ -64,9 +64,17 @@ class Bucket:
         return f"{self.last}+" if self.is_above(size) else str(self(size))
 
 
+def _check_size(what: str, size: int) -> None:
+    if type(size) is not int:
+        raise TypeError(f"{what} must be an int, got {size!r}")
+    if size >= 1 << 62:
+        raise ValueError(f"{what} must be below 2**62, got {size}")
+
+
 def _checked_cap(cap: int | None) -> int:
     if cap is None:
         return -1
+    _check_size("cap", cap)
     if cap < 1:
         raise ValueError(f"cap must be at least 1, got {cap}")
     return cap
@@ -88,6 +96,8 @@ def listed(*sizes: int) -> Bucket:
     Raises:
         ValueError: No sizes, a negative one, or one not larger than that before it.
     """
+    for size in sizes:
+        _check_size("a size of listed()", size)
     if not sizes or sizes[0] < 0 or any(a >= b for a, b in pairwise(sizes)):
         raise ValueError(f"listed() expects ascending sizes, got {sizes}")
     return Bucket(_LISTED, sizes=tuple(sizes))
@@ -100,4 +110,6 @@ def follows(size_of: Callable[[Shapes], int]) -> Bucket:
         size_of: From the shapes of the call's Tensors, by parameter name, to this size. Used to
             make the Tensors on which a bucket is measured.
     """
+    if not callable(size_of):
+        raise TypeError(f"follows() expects a function, got {size_of!r}")
     return Bucket(_LEFT, size_of=size_of)

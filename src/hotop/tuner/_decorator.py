@@ -9,7 +9,8 @@ from typing import Any
 from hotop.tuner._buckets import Bucket
 from hotop.tuner._judge import Check
 from hotop.tuner._key import Parameter
-from hotop.tuner._tunable import Tactic, Tunable
+from hotop.tuner._signature import Tactic, names
+from hotop.tuner._tunable import Tunable
 
 
 def tunable(
@@ -58,8 +59,8 @@ def tunable(
             used.
 
     Raises:
-        ValueError: A name that is not a parameter, or one of two tactics; a str other than
-            ``"unknown"`` for ``mutates_args``.
+        ValueError: A name that is not a parameter, or one of two tactics; a tactic with other
+            parameters or defaults; a str other than ``"unknown"`` for ``mutates_args``.
         TypeError: The function has parameters that a key cannot hold (``*args``, ``**kwargs``).
 
     Example:
@@ -77,10 +78,10 @@ def tunable(
     def decorate(function: Callable[..., Any]) -> Tunable:
         parameters = _parameters(function, dims or {}, set(ignore), mutated)
         own_name = name or f"{function.__module__}.{function.__qualname__}"
-        names = {parameter.name for parameter in parameters}
+        known = {parameter.name for parameter in parameters}
         asked = {*(dims or {}), *ignore, *(mutated or ()), *([choices] if choices else [])}
-        if asked - names:
-            raise ValueError(f"{own_name} has no parameter {', '.join(sorted(asked - names))}")
+        if asked - known:
+            raise ValueError(f"{own_name} has no parameter {', '.join(sorted(asked - known))}")
         made = Tunable(
             function,
             own_name,
@@ -95,13 +96,29 @@ def tunable(
             made._add(tactic_name, tactic if isinstance(tactic, Tactic) else Tactic(tactic))
         return made
 
-    ignore = tuple(ignore)
+    ignore = names("ignore", ignore)
+    default_backends = names("default_backends", default_backends)
+    _check_dims(dims)
     mutated: set[str] | None = None  # all of them
     if not isinstance(mutates_args, str):
-        mutated = set(mutates_args)
+        mutated = set(names("mutates_args", mutates_args))
     elif mutates_args != "unknown":
         raise ValueError(f'mutates_args must be names or "unknown", got {mutates_args!r}')
     return decorate
+
+
+def _check_dims(dims: Any) -> None:
+    if dims is None:
+        return
+    rules = [
+        (dimension, rule)
+        for of_parameter in (dims.values() if isinstance(dims, Mapping) else [None])
+        for dimension, rule in (
+            of_parameter.items() if isinstance(of_parameter, Mapping) else [(None, None)]
+        )
+    ]
+    if not all(type(dimension) is int and isinstance(rule, Bucket) for dimension, rule in rules):
+        raise TypeError(f"dims must be {{parameter: {{dimension: rule}}}}, got {dims!r}")
 
 
 def _parameters(

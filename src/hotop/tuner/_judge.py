@@ -12,6 +12,7 @@ from torch.testing._comparison import default_tolerances
 
 from hotop.tuner._call import Form, Refused, Seen
 from hotop.tuner._evidence import is_constant
+from hotop.tuner._process import without_autocast
 
 # Of so many results, about this many tell the magnitude.
 _SAMPLE = 1 << 16
@@ -102,8 +103,9 @@ def check_values(found: Seen, expected: Seen, check: Check) -> None:
         *zip(found.tensors, expected.tensors, strict=True),
         *zip(found.changed, expected.changed, strict=True),
     ]
-    for ours, theirs in pairs:
-        _check_close(ours, theirs, check)
+    with without_autocast():
+        for ours, theirs in pairs:
+            _check_close(ours, theirs, check)
     for our_number, their_number in zip(found.numbers, expected.numbers, strict=True):
         if type(our_number) in (float, complex) and type(their_number) is type(our_number):
             _check_close(our_number, their_number, check)

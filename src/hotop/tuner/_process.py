@@ -263,6 +263,16 @@ def random_state(cuda_devices: Iterable[int]) -> RandomState:
     )
 
 
+_autocast_keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+for _key in (torch._C.DispatchKey.AutocastCUDA, torch._C.DispatchKey.AutocastXPU):
+    _autocast_keys = _autocast_keys | torch._C.DispatchKeySet(_key)
+
+
+def without_autocast() -> Any:
+    """Let the tuner's own operators run as written, where the caller's run under autocast."""
+    return torch._C._ExcludeDispatchKeyGuard(_autocast_keys)
+
+
 @contextmanager
 def kept(cuda_devices: Iterable[int]) -> Iterator[tuple[Settings, RandomState]]:
     """Leave settings and generators as they were, whatever runs inside."""

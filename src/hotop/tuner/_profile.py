@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hotop.tuner import _key, _process
 from hotop.tuner._call import Refused, synchronize
+from hotop.tuner._say import words_of
 from hotop.tuner._stand_in import representative
 from hotop.tuner._trial import Trial
 
@@ -170,7 +171,7 @@ def _time(trial: Trial, names: Sequence[str], effort: Effort, outcome: Measured)
         except Refused as refusal:
             outcome.rejected[name] = str(refusal)
         except BaseException as error:
-            outcome.rejected[name] = f"raises {type(error).__name__}: {error}"
+            outcome.rejected[name] = f"raises {words_of(error)}"
         return None
 
     for name in names:

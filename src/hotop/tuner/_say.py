@@ -14,3 +14,13 @@ def say(text: str) -> None:
         warnings.warn(text, RuntimeWarning, stacklevel=3)
     except RuntimeWarning:
         logger.warning("%s", text)
+
+
+def words_of(error: BaseException) -> str:
+    """Return an exception's class and text on one line, whatever its text does."""
+    try:
+        text = str(error)
+    except BaseException:
+        text = "(its text cannot be read)"
+    shown = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return f"{type(error).__name__}: {shown}"

@@ -18,7 +18,7 @@ from hotop.tuner import _devices, _distributed, _profile, _store, _table
 from hotop.tuner._call import Refused
 from hotop.tuner._key import Malformed, NotKeyable
 from hotop.tuner._progress import Progress
-from hotop.tuner._say import say
+from hotop.tuner._say import say, words_of
 
 if TYPE_CHECKING:
     from hotop.tuner._tunable import Tunable
@@ -78,8 +78,8 @@ class Session:
             is_settled = self._choose(tunable, args, kwargs, description, device)
         except (Exception, Refused) as error:  # the call itself goes on, and says what is at fault
             is_settled = True
-            kind = "" if isinstance(error, NotKeyable | Refused) else f"{type(error).__name__}: "
-            say(f"{tunable.name}: not tuned for {description[1:]}: {kind}{error}")
+            why = str(error) if isinstance(error, NotKeyable | Refused) else words_of(error)
+            say(f"{tunable.name}: not tuned for {description[1:]}: {why}")
         self._attempts[key] += 1
         if is_settled or self._attempts[key] >= _MOST_ATTEMPTS:
             self._seen.add(key)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from hotop.tuner import _layout
+from hotop.tuner import _layout, _process
 from hotop.tuner._key import NotKeyable, Parameter, describe, is_tensor
 
 
@@ -21,6 +21,13 @@ def representative(
     Raises:
         NotKeyable: Tensors of the bucket's sizes cannot have the layout that the key holds.
     """
+    with _process.without_autocast():
+        return _representative(parameters, values, smallest)
+
+
+def _representative(
+    parameters: Sequence[Parameter], values: Sequence[Any], smallest: bool
+) -> list[Any]:
     last = describe(parameters, values)[-1:]
     if last and isinstance(last[0], dict):
         return list(values)

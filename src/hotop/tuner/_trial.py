@@ -9,6 +9,7 @@ import torch
 
 from hotop.tuner import _call, _evidence, _judge, _process
 from hotop.tuner._call import Refused, Seen
+from hotop.tuner._say import words_of
 from hotop.tuner._workspace import Workspace
 
 if TYPE_CHECKING:
@@ -78,8 +79,9 @@ class Trial:
         return usual, expected
 
     def _draw(self) -> None:
-        sources = _evidence.draw(self._apart)
-        self._constant = _evidence.constant_arguments(self.workspace)
+        with _process.without_autocast():
+            sources = _evidence.draw(self._apart)
+            self._constant = _evidence.constant_arguments(self.workspace)
         if sources is None:
             return
         self._drawn = sources
@@ -88,7 +90,7 @@ class Trial:
                 self._others = self._run(self._reference, self._apart)
         except (Exception, Refused) as error:
             self._drawn = None
-            self._refusal = f", and the op refuses others ({type(error).__name__}: {error})"
+            self._refusal = f", and the op refuses others ({words_of(error)})"
 
     def _other_data(self) -> _evidence.Sources:
         assert self._drawn is not None
@@ -138,7 +140,7 @@ class Trial:
         except Refused as refusal:
             return str(refusal)
         except BaseException as error:  # whatever a tactic raises, SystemExit too
-            return f"raises {type(error).__name__}: {error}"
+            return f"raises {words_of(error)}"
         return None
 
     def _check(self, function: Callable[..., Any]) -> None:

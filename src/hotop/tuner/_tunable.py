@@ -14,34 +14,16 @@ from typing import Any
 import torch
 
 from hotop import _load
-from hotop.tuner import _devices, _key, _store, _table, _words
+from hotop.tuner import _devices, _key, _signature, _store, _table, _words
 from hotop.tuner._judge import Check
 from hotop.tuner._key import Description, NotKeyable, Parameter
-from hotop.tuner._say import say
+from hotop.tuner._say import say, words_of
+from hotop.tuner._signature import Tactic
 
 _Base: Any = _table.PythonTunable if _load.CORE is None else _load.CORE.Tunable
 # In the order in which they were made. Several may have one name.
 _all: weakref.WeakValueDictionary[int, Tunable] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
-
-
-@dataclass(frozen=True)
-class Tactic:
-    """One way to do what a tunable function does.
-
-    Attributes:
-        function: Called with exactly the call's arguments.
-        applies: Whether it can serve a call, from the call's arguments; None: every call. Asked
-            when a key is measured; for a choice out of a file at the key's first call; and in every
-            call while a dimension has a bucket rule. One that raises says no.
-        backends: The names that ``allowed_backends`` has to hold; empty: the tactic's own name.
-        device_types: Where it works; empty: everywhere.
-    """
-
-    function: Callable[..., Any]
-    applies: Callable[..., bool] | None = None
-    backends: tuple[str, ...] = ()
-    device_types: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -130,8 +112,13 @@ class Tunable(_Base):  # type: ignore[misc]
         return function
 
     def _add(self, name: str, tactic: Tactic) -> None:
+        if not isinstance(name, str):
+            raise TypeError(f"{self.name}: a tactic's name must be a str, got {name!r}")
         if name in self.tactics:
             raise ValueError(f"{self.name} already has a tactic {name!r}")
+        problem = _signature.problem(tactic.function, self._parameters)
+        if problem is not None:
+            raise ValueError(f"{self.name}: tactic {name!r} {problem}")
         # In this order: the core then forgets what a text allowed before.
         self.tactics[name] = tactic
         try:
@@ -175,10 +162,12 @@ class Tunable(_Base):  # type: ignore[misc]
             return True
         try:
             return bool(tactic.applies(*args, **kwargs))
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # SystemExit too
             if name not in self._complained:
                 self._complained.add(name)
-                say(f"{self.name}: applies of {name!r} raises {type(error).__name__}: {error}")
+                say(f"{self.name}: applies of {name!r} raises {words_of(error)}")
             return False
 
     def _asked(self, number: int, args: tuple[Any, ...], kwargs: Mapping[str, Any], /) -> int:
