@@ -44,16 +44,21 @@ class Pair:
 
     @classmethod
     def parse(cls, text: str) -> Pair:
+        """Read a pair; argparse says what it raises."""
         torch, colon, python = text.partition(":")
         if not (torch and colon and python):
-            raise argparse.ArgumentTypeError(f"a pair is TORCH:PYTHON, as 2.14.1:python3.13: {text}")
+            raise argparse.ArgumentTypeError(
+                f"a pair is TORCH:PYTHON, as 2.14.1:python3.13: {text}"
+            )
         return cls(torch, python)
 
     @property
     def name(self) -> str:
+        """As a folder is named."""
         return f"{self.torch}-{Path(self.python).name}"
 
     def line(self) -> str:
+        """Return the pair's line."""
         words = "; ".join(f"{step}: {result}" for step, result in self.results.items())
         return f"{'FAILED' if self.failed else 'ok':6}  {self.torch:8}{self.python}  {words}"
 
