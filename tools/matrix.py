@@ -68,8 +68,8 @@ def commands(pair: Pair, venv: str, tests: list[str]) -> dict[str, list[str]]:
     python = f"{venv}/bin/python"
     make = ["make", f"VENV={venv}", f"PYTHON={pair.python}", f"TORCH=torch=={pair.torch}"]
     findings = f"build/matrix/{pair.name}"
-    fuzz = ["--calls", "100000", "--seed", str(SEED), "--failures", f"{findings}/fuzz.txt"]
-    boxed = ["--seed", str(SEED), "--findings", f"{findings}/boxed.txt"]
+    fuzz = f"--calls 100000 --seed {SEED} --failures {findings}/fuzz.txt".split()
+    boxed = f"--number 2 --cap 8 --seed {SEED} --findings {findings}/boxed.txt".split()
     return {
         "build": [*make, "build"],
         "suite": [python, "-m", "pytest", *tests],
