@@ -131,3 +131,26 @@ def test_core_itself_refuses_another_torch(copied_package: Path) -> None:
     assert "was built for PyTorch" in done.stdout
     assert "2.99.0" in done.stdout
     assert "rebuild" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("program", "code", "said"),
+    [
+        ("sys.exit('a.h:1:2: error: no member x\\nb.h:3:4: error: y')", 1, ": no member x; "),
+        ("sys.exit(3)", 3, ": exit code 3; "),
+        ("sys.stderr.write('a warning')", 0, "a warning"),
+    ],
+    ids=["errors", "no words", "fits"],
+)
+def test_build_for_a_newer_torch(tmp_path: Path, program: str, code: int, said: str) -> None:
+    """What stands before the compiler when PyTorch is newer than the newest that was tested."""
+    launcher = Path(__file__).parents[1] / "cmake" / "unknown_torch.py"
+    compiler = [sys.executable, "-c", f"import sys; {program}"]
+    command = [sys.executable, launcher, "2.99.0", "2.13 to 2.15", *compiler]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == code
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    if code:
+        assert done.stderr.startswith("hotop: PyTorch 2.99.0 is newer")
+        assert (tmp_path / "unknown_torch.txt").exists()

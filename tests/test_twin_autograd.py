@@ -133,7 +133,7 @@ def test_formulas(index: int) -> None:
         observed = defined(kernel).compare(make, how=how)
         assert observed["error"] is None
         # PyTorch drops arguments equal to their defaults: with lists, the structure then differs,
-        # until 2.15.
+        # until 2.14.
         dropped = (
             kernel is several
             and make()[1].get("flag") is None

@@ -161,7 +161,7 @@ def observe(
 def left_factory(*args: Any, **kwargs: Any) -> Any:
     """Make PyTorch's op, on the C++ dispatcher.
 
-    The dispatch of its own that 2.15 has between Python kernels checks neither arguments nor
+    The dispatch of its own that 2.14 has between Python kernels checks neither arguments nor
     returns as the dispatcher does, and records no profiler event. hotop keeps all three on every
     version, so the twin of a hotop op is PyTorch's op without that dispatch.
     """

@@ -21,8 +21,13 @@
 #include "py_ref.h"
 #include "py_warnings.h"
 
-#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15
+// 2.14: node creation hooks, output_grad_dtypes, the node that _wrap_outputs attached.
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 14
 #include <torch/csrc/Dtype.h>
+#define HOTOP_TORCH_2_14 1
+#endif
+// 2.15: warnings and exceptions of C++ are translated at an operator's entry.
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15
 #define HOTOP_TORCH_2_15 1
 #endif
 
@@ -90,7 +95,7 @@ inline c10::DispatchKeySet without_fallthrough(const c10::DispatchKeyExtractor& 
   return keys & extractor.*reach(detail::MaskTag{});
 }
 
-// 2.15's own entry for an operator turns warnings of C++ into Python's; 2.13's leaves them to
+// 2.15's own entry for an operator turns warnings of C++ into Python's; 2.14's leaves them to
 // stderr.
 template <typename Action>
 void with_entry_warnings(Action action) {
@@ -101,7 +106,7 @@ void with_entry_warnings(Action action) {
 #endif
 }
 
-// In a catch block: sets the Python error that the entry makes of the exception. 2.13's leaves that
+// In a catch block: sets the Python error that the entry makes of the exception. 2.14's leaves that
 // to pybind11's translators; 2.15's makes a RuntimeError of most standard exceptions.
 inline void set_entry_error() {
 #ifdef HOTOP_TORCH_2_15
@@ -141,7 +146,7 @@ inline std::vector<std::optional<at::Tensor>> wrap_outputs(
   const auto no_jvp = [](auto, auto) -> std::vector<at::Tensor> {
     TORCH_INTERNAL_ASSERT(false, "a recorded call has no tangents");
   };
-#ifdef HOTOP_TORCH_2_15
+#ifdef HOTOP_TORCH_2_14
   c10::intrusive_ptr<torch::autograd::Node> attached;
   return torch::autograd::_wrap_outputs(inputs, non_differentiable, dirty, raw, node, no_jvp, {},
                                         view, false, attached);
@@ -151,16 +156,16 @@ inline std::vector<std::optional<at::Tensor>> wrap_outputs(
 #endif
 }
 
-// torch.autograd.graph.node_creation_hook, of 2.15: once per node, after Tensors were saved.
+// torch.autograd.graph.node_creation_hook, of 2.14: once per node, after Tensors were saved.
 inline void announce_node([[maybe_unused]] const c10::intrusive_ptr<torch::autograd::Node>& node) {
-#ifdef HOTOP_TORCH_2_15
+#ifdef HOTOP_TORCH_2_14
   torch::autograd::fire_node_creation_hooks(node);
 #endif
 }
 
-// ctx.set_output_grad_dtype, of 2.15. False: an error is set.
+// ctx.set_output_grad_dtype, of 2.14. False: an error is set.
 inline bool declare_grad_dtypes([[maybe_unused]] THPFunction* ctx) {
-#ifdef HOTOP_TORCH_2_15
+#ifdef HOTOP_TORCH_2_14
   auto declared = PyRef::steal(std::exchange(ctx->output_grad_dtypes, nullptr));
   if (!declared) return true;
   auto& node = *ctx->cdata;

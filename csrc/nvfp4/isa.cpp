@@ -4,18 +4,26 @@
 #include <atomic>
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <immintrin.h>
 #endif
 
 namespace hotop::nvfp4 {
 namespace {
 
+#if defined(__x86_64__)
+// Clang's __builtin_cpu_supports does not know f16c.
+bool has_f16c() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+}
+#endif
+
 bool cpu_has(const std::string& isa) {
 #if defined(__x86_64__)
   __builtin_cpu_init();
   if (isa == "avx2") {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-           __builtin_cpu_supports("f16c");
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
   }
   if (isa == "avx512") {
     return cpu_has("avx2") && __builtin_cpu_supports("avx512f") &&

@@ -12,7 +12,7 @@ from torch._ops import OpOverload
 if TYPE_CHECKING:
     from hotop._planned_op import PlannedOpDef
 
-# PyTorch 2.15 has a dispatch of its own between Python kernels, without IValues. It checks no
+# PyTorch 2.14 has a dispatch of its own between Python kernels, without IValues. It checks no
 # returns and records no profiler event, so a hotop op keeps to the C++ dispatcher.
 HAS_PYOBJECT_DISPATCH = hasattr(OpOverload, "_enable_pyobj_dispatch")
 
