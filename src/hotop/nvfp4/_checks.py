@@ -14,6 +14,7 @@ from torch import Tensor
 
 __all__ = ["check_dequantize", "check_gemm", "check_quantize", "swizzled_size"]
 
+BACKENDS = "cublaslt,blas,int8"  # those that `nvfp4_gemm` may choose among, unless told otherwise
 BLOCK = 16  # elements that share one e4m3 scale
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 # Where PyTorch's C++ name is not the Python name with a capital letter.

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hotop.nvfp4 import reference
-from hotop.nvfp4._checks import check_gemm, check_quantize, swizzled_size
+from hotop.nvfp4._checks import BACKENDS, check_gemm, check_quantize, swizzled_size
 
 __all__ = ["gemm", "library_problem", "quantize"]
 
@@ -161,7 +161,7 @@ def gemm(
     alpha: Tensor,
     output_dtype: torch.dtype,
     to_userbuffers: bool = False,
-    allowed_backends: str = "",
+    allowed_backends: str = BACKENDS,
 ) -> Tensor:
     """Multiply NVFP4 matrices on a CUDA device: `alpha * (act @ weight.T)`.
 

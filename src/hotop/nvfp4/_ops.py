@@ -11,7 +11,13 @@ from torch import Tensor
 from hotop import _load
 from hotop._define import custom_op
 from hotop.nvfp4 import _cuda, reference
-from hotop.nvfp4._checks import check_dequantize, check_gemm, check_quantize, swizzled_size
+from hotop.nvfp4._checks import (
+    BACKENDS,
+    check_dequantize,
+    check_gemm,
+    check_quantize,
+    swizzled_size,
+)
 from hotop.tuner import Tactic, follows, power_of_two, tunable
 
 kernels: Any = _load.load_extension("_nvfp4")
@@ -19,7 +25,6 @@ kernels: Any = _load.load_extension("_nvfp4")
 # Rows are tokens: their number changes from call to call, the widths belong to the model.
 _MOST_ROWS = 8192
 _ROWS = {d: power_of_two(cap=_MOST_ROWS) for d in (-2, -3, -4)}
-_BACKENDS = "cublaslt,blas,int8"
 
 
 def _quantize_by_isa() -> dict[str, Any]:
@@ -117,7 +122,7 @@ def _gemm_on_cpu(
     alpha: Tensor,
     output_dtype: torch.dtype,
     to_userbuffers: bool = False,
-    allowed_backends: str = _BACKENDS,
+    allowed_backends: str = BACKENDS,
 ) -> Tensor:
     """Integer dot products for few rows, decoding and the BLAS for many."""
     return kernels.gemm(act_fp4, weight, act_sf, weight_scale, alpha, output_dtype)
@@ -134,14 +139,14 @@ nvfp4_gemm = custom_op(
     schema=(
         "(Tensor act_fp4, Tensor weight, Tensor act_sf, Tensor weight_scale, Tensor alpha, "
         "ScalarType output_dtype, bool to_userbuffers=False, "
-        f'str allowed_backends="{_BACKENDS}") -> Tensor'
+        f'str allowed_backends="{BACKENDS}") -> Tensor'
     ),
 )
 
 
 def _check_backends(allowed_backends: str, *arguments: Any) -> None:
     """Raise what the CPU's tunable raises for ``allowed_backends``; it knows every tactic."""
-    if allowed_backends != _BACKENDS:
+    if allowed_backends != BACKENDS:
         _gemm_on_cpu.candidates((*arguments, False, allowed_backends), {})
 
 
@@ -154,7 +159,7 @@ def _(
     alpha: Tensor,
     output_dtype: torch.dtype,
     to_userbuffers: bool = False,
-    allowed_backends: str = _BACKENDS,
+    allowed_backends: str = BACKENDS,
 ) -> Tensor:
     arguments = (act_fp4, weight, act_sf, weight_scale, alpha, output_dtype)
     _check_backends(allowed_backends, *arguments)
@@ -170,7 +175,7 @@ def _(
     alpha: Tensor,
     output_dtype: torch.dtype,
     to_userbuffers: bool = False,
-    allowed_backends: str = _BACKENDS,
+    allowed_backends: str = BACKENDS,
 ) -> Tensor:
     arguments = (act_fp4, weight, act_sf, weight_scale, alpha, output_dtype)
     _check_backends(allowed_backends, *arguments)
