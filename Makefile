@@ -30,8 +30,9 @@ demo: build
 ltx2: build
 	$(PY) -m hotop ltx2 --tuner
 
+# A file's tests stay together, in one process per core.
 test: build lint
-	$(PY) -m pytest tests
+	$(PY) -m pytest tests -n auto --maxprocesses 8 --dist loadfile
 
 build: $(VENV)/.built
 
@@ -76,7 +77,7 @@ bench: build
 # Linux pip may bring a CUDA build of several GB.
 test-2.14 test-2.15: test-%:
 	PIP_CONFIG_FILE=/dev/null $(MAKE) VENV=$(VENV)-$* TORCH="$(TORCH_$*)" build
-	$(VENV)-$*/bin/python -m pytest tests
+	$(VENV)-$*/bin/python -m pytest tests -n auto --maxprocesses 8 --dist loadfile
 
 # Every pair: build, suite, 100,000 fuzzed calls, every ATen overload; hours. A pair that fails does
 # not stop the others.

@@ -30,7 +30,6 @@ class Form:
         is_held: Somebody else holds it or its memory, and may write there later.
     """
 
-    type: type
     dtype: torch.dtype
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -228,7 +227,6 @@ def _form(
     # An argument is held by the call; views of one memory count each other.
     is_own = is_same is None and not shares
     return Form(
-        type(tensor),
         tensor.dtype,
         tuple(tensor.shape),
         tensor.stride() if tensor.layout is torch.strided else (),

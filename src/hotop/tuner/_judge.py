@@ -17,7 +17,6 @@ from hotop.tuner._process import without_autocast
 # Of so many results, about this many tell the magnitude.
 _SAMPLE = 1 << 16
 _FORM_WORDS = {
-    "type": "class",
     "is_conj": "lazy conjugation",
     "is_neg": "lazy negation",
     "is_inference": "is_inference()",
