@@ -194,6 +194,24 @@ def test_a_tactic_that_fails_on_other_sizes_of_its_bucket():
     f(torch.randn(70, 2))
 
 
+@pytest.mark.parametrize("rows", [37, 64, 200])
+def test_no_call_gets_indices_beyond_its_rows(rows):
+    """Sizes are made larger for a measurement; smaller ones only where nothing can be an index."""
+    seen = []
+
+    def gather(x, index, count):
+        seen.append((x.shape[0], int(index.max()), count))
+        assert int(index.max()) < x.shape[0]
+        return x[index] + 0
+
+    f = tunable("l::gather", dims={"x": {0: power_of_two(cap=64)}}, tactics={"gather": gather})(
+        lambda x, index, count: gather(slow(x), index, count)
+    )
+    found = tune(f, torch.randn(rows, 2), torch.arange(rows), rows)
+    assert not found.out
+    assert all(largest < size and count <= size for size, largest, count in seen)
+
+
 def test_applies_is_asked_in_every_call_of_a_bucket():
     def odd_sizes(x):
         if x.shape[0] == 77:

@@ -37,9 +37,12 @@ class Bucket:
         return 0 <= self.last < size
 
     def __call__(self, size: int) -> int:
-        """Return the size that stands for ``size``: twice the last one above the last bucket."""
+        """Return the size that stands for ``size``; it is never smaller.
+
+        Above the last bucket that is twice the last one, or ``size`` where it is larger.
+        """
         if self.is_above(size):
-            return 2 * self.last or 1
+            return max(2 * self.last, size)
         if self.kind == _LISTED:
             return self.sizes[bisect_left(self.sizes, size)]
         if self.kind == _POWER_OF_TWO and 0 < size <= 1 << 62:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from hotop.tuner import _key, _process
 from hotop.tuner._call import Refused, synchronize
 from hotop.tuner._say import words_of
@@ -86,6 +88,8 @@ def _measure(
     calls = _calls(tunable, args, kwargs)
     names = _candidates(tunable, calls, outcome)
     for call in calls:
+        if call.is_asked_only:
+            continue
         is_last = call is calls[-1]
         try:
             trial = Trial(tunable, call.args, call.kwargs, *process, is_thorough=is_last)
@@ -120,11 +124,17 @@ def _measure(
 
 @dataclass(frozen=True)
 class _Call:
-    """Arguments on which tactics are checked; ``is_made_up``: of sizes that need not make sense."""
+    """Arguments on which tactics are checked.
+
+    Attributes:
+        is_made_up: Of sizes that need not make sense to the op.
+        is_asked_only: Only for ``applies`` to see.
+    """
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     is_made_up: bool = False
+    is_asked_only: bool = False
 
 
 def _calls(tunable: Tunable, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[_Call]:
@@ -141,10 +151,23 @@ def _calls(tunable: Tunable, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
             call = given
         else:
             by_name = {p.name: v for p, v in zip(parameters, resized, strict=True)}
-            keywords = {name: by_name[name] for name in kwargs}
-            call = _Call(tuple(resized[: len(args)]), keywords, is_made_up=smallest)
+            call = _Call(
+                tuple(resized[: len(args)]),
+                {name: by_name[name] for name in kwargs},
+                is_made_up=smallest,
+                is_asked_only=smallest and not all(map(_is_no_index, values)),
+            )
         calls = [*(one for one in calls if one is not call), call]
     return calls
+
+
+def _is_no_index(value: Any) -> bool:
+    """Return whether a value cannot lead beyond the end of Tensors that were made smaller."""
+    if type(value) in (list, tuple):
+        return all(map(_is_no_index, value))
+    if _key.is_tensor(value):
+        return value.dtype is torch.bool or value.is_floating_point() or value.is_complex()
+    return value is None or type(value) in (bool, float, str, torch.dtype, torch.device)
 
 
 def _candidates(tunable: Tunable, calls: Sequence[_Call], outcome: Measured) -> list[str]:
