@@ -34,6 +34,12 @@ def _example(counts: tuple[int, ...]) -> list[Any]:
     return [None if count < 0 else [None] * count for count in counts]
 
 
+def _printed(name: str) -> str:
+    """Return the dispatcher's name of an overload as PyTorch prints the overload."""
+    namespace, _, rest = name.partition("::")
+    return f"{namespace}.{rest}" if "." in rest else f"{namespace}.{rest}.default"
+
+
 def check_count(name: str, inputs: int, positional: int, result: Any) -> Any:
     """Return what the engine shall see of a formula's result that has an unusual length.
 
@@ -41,6 +47,7 @@ def check_count(name: str, inputs: int, positional: int, result: Any) -> Any:
     """
     if not COUNTS_GRADIENTS:
         return result  # the engine counts, and says so
+    name = _printed(name)
     returned = len(result) if isinstance(result, tuple) else 1
     if returned not in (inputs, positional):
         expected = str(inputs) if inputs == positional else f"{inputs} or {positional}"
