@@ -1,6 +1,7 @@
 """What a key holds of a Tensor's memory, and what stands for a bucket."""
 
 import json
+import warnings
 from contextlib import nullcontext, suppress
 
 import pytest
@@ -276,6 +277,31 @@ def test_stand_ins_have_the_key_of_the_call(kind, dimension):
             assert stand_in.numel() == 0 or set(stand_in.flatten().tolist()) <= set(
                 x.flatten().tolist()
             )
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_what_is_changed_is_not_measured_where_it_overlaps_itself(size):
+    """A dimension of size 1 may have any stride, and the bucket's sizes then share elements."""
+    options = {"dims": {"x": {0: listed(4, 64)}}, "mutates_args": ["x"]}
+    f = tunable("l::over", tactics={"b": doubles}, **options)(slow_double)
+    x = torch.ones(8).as_strided((size, 2), (1, 1) if size == 1 else (2, 1))
+    words = (
+        [] if size > 1 else ["l::over: a call is not tuned: x would overlap itself in the bucket"]
+    )
+    with warnings.catch_warnings(record=True) as caught, tuning():
+        warnings.simplefilter("always")
+        f(x)
+    assert [str(w.message).partition("'s sizes")[0] for w in caught] == words
+    assert torch.equal(x, torch.full((size, 2), 2.0))
+
+
+def doubles(x):
+    x.mul_(2)
+
+
+def slow_double(x):
+    slow(x)
+    x.mul_(2)
 
 
 def tuned_twice(f, args, mode):

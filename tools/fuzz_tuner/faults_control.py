@@ -169,7 +169,7 @@ REFUSALS: dict[str, Callable[[Tensor], bool]] = {
 
 
 def _refuses(rng: Random, kernel: Kernel, core: Core) -> Any:
-    refuses = REFUSALS[rng.choice(list(REFUSALS))]
+    refuses = REFUSALS[rng.choice(["not aligned", *REFUSALS])]
     is_silent = rng.random() < 0.4
     names = [name for name, _ in kernel.parameters]
 

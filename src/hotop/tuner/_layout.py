@@ -114,6 +114,17 @@ def distinct(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+def overlaps_itself(sizes: Sequence[int], strides: Sequence[int]) -> bool:
+    """Return whether two elements may have one address."""
+    reach = 0
+    for stride, size in sorted(zip(strides, sizes, strict=True)):
+        if size > 1:
+            if stride <= reach:
+                return True
+            reach += stride * (size - 1)
+    return False
+
+
 def share(
     a: torch.Tensor, a_range: tuple[int, int], b: torch.Tensor, b_range: tuple[int, int]
 ) -> bool:

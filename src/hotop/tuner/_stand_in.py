@@ -46,10 +46,10 @@ def _representative(
     resized = []
     for parameter, value in zip(parameters, values, strict=True):
         if parameter.name in shapes:
-            value = _resized(value, shapes[parameter.name], parameter.name)
+            value = _resized(value, shapes[parameter.name], parameter)
         elif type(value) in (list, tuple) and parameter.buckets:
             parts = [
-                _resized(one, _bucketed(one, parameter, smallest), parameter.name)
+                _resized(one, _bucketed(one, parameter, smallest), parameter)
                 if is_tensor(one)
                 else one
                 for one in value
@@ -70,13 +70,17 @@ def _bucketed(tensor: torch.Tensor, parameter: Parameter, smallest: bool) -> tup
     return tuple(sizes)
 
 
-def _resized(tensor: torch.Tensor, shape: tuple[int, ...], name: str) -> torch.Tensor:
+def _resized(tensor: torch.Tensor, shape: tuple[int, ...], parameter: Parameter) -> torch.Tensor:
     if shape == tensor.shape:
         return tensor
     classes = _layout.stride_classes(tensor.shape, tensor.stride(), tensor.element_size())
     strides = _strides(tensor, shape, classes)
     if _layout.stride_classes(shape, strides, tensor.element_size()) != classes:
-        raise NotKeyable(f"no Tensor of the bucket's sizes has the layout of {name}")
+        raise NotKeyable(f"no Tensor of the bucket's sizes has the layout of {parameter.name}")
+    overlap = _layout.overlaps_itself
+    # A dimension of size 1 may have any stride; what is written twice is nobody's result.
+    if parameter.mutated and overlap(shape, strides) and not overlap(tensor.shape, tensor.stride()):
+        raise NotKeyable(f"{parameter.name} would overlap itself in the bucket's sizes")
     return _filled(tensor, shape, strides)
 
 
