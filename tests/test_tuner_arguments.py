@@ -1,10 +1,12 @@
 """Wrong arguments to the tuner, tactics of other parameters, texts of exceptions."""
 
+import functools
+
 import pytest
 import torch
 
 from hotop.tuner import Tactic, exact, follows, listed, power_of_two, tunable, tuning
-from tuner_cases import slow
+from tuner_cases import slow, winner
 
 pytestmark = pytest.mark.usefixtures("own_tuner_files")
 
@@ -29,6 +31,30 @@ def test_a_tactic_has_the_parameters_of_the_function(bad):
     """Calls with and without a default, and by keyword, share a key."""
     with pytest.raises(ValueError, match=r"t::parameters: tactic 'bad' must have the"):
         tunable("t::parameters", tactics={"bad": bad})(lambda x, n=1: x)
+
+
+@pytest.mark.parametrize(
+    ("usual", "tactic"),
+    [
+        (lambda x, *, s=2.0: slow(x) * s, lambda x, *, s=2.0: s * x),
+        (lambda x, /, s=2.0: slow(x) * s, lambda x, /, s=2.0: s * x),
+        (
+            lambda x, s=2.0: slow(x) * s,
+            functools.partial(lambda x, s=2.0, *, block: s * x, block=64),
+        ),
+    ],
+)
+def test_parameters_by_keyword_or_position_alone(usual, tactic):
+    f = tunable("t::kinds", tactics={"fast": tactic})(usual)
+    x = torch.randn(64)
+    with tuning(progress=False):
+        f(x, s=3.0)
+    assert winner("t::kinds") == "fast"
+    assert torch.equal(f(x, s=3.0), 3.0 * x)
+    hits = f.hits
+    f(x)
+    f(x, s=3.0)
+    assert f.hits == hits + 1
 
 
 def test_tactics_that_may_be_called_so():

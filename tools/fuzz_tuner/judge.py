@@ -18,6 +18,7 @@ from hotop.tuner import _session
 EXPECTED = re.compile(
     r"requires grad, and grad mode is on|no Tensor of the bucket's sizes has the layout"
     r"|would overlap itself in the bucket's sizes|cannot be copied|a lazily|no elements"
+    r"|its key is too long"
 )
 
 

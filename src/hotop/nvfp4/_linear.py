@@ -108,17 +108,23 @@ def _product(
             y: Tensor = _Recorded.apply(input, input_scale, weight, weight_scale, alpha)
             return y
         return _linear(input, input_scale, weight, weight_scale, alpha)
-    except Exception:
-        _explain(input, weight)
+    except Exception as error:
+        _explain(input, weight, error)
         raise
 
 
-def _explain(input: Tensor, weight: Tensor) -> None:
+def _explain(input: Tensor, weight: Tensor, error: Exception) -> None:
     """Raise what was wrong with a layer's input, where the ops have other words for it."""
     if not isinstance(input, Tensor):
         raise TypeError(f"input must be a Tensor, got {type(input).__name__}") from None
     if input.is_nested:
         raise TypeError("NVFP4Linear does not take nested Tensors") from None
+    if input.layout is not torch.strided:
+        raise TypeError(f"NVFP4Linear takes strided Tensors, got {input.layout}") from None
+    if "implement the jvp function" in str(error):
+        raise RuntimeError(
+            "NVFP4Linear has no derivative for forward mode (jvp); reverse mode has one"
+        ) from None
     in_features = 2 * weight.shape[-1]
     if input.shape[-1:] != (in_features,) and weight.dtype == torch.uint8:
         raise RuntimeError(

@@ -7,8 +7,17 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
+from hotop.nvfp4._held import held_in
 from hotop.nvfp4._linear import weight_problem
-from hotop.nvfp4._weight_reads import Path, has_own_functions, reads, weights_read
+from hotop.nvfp4._weight_reads import (
+    Path,
+    has_own_functions,
+    reads,
+    reads_unknown,
+    weights_read,
+)
+
+_CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 
 
 @dataclass
@@ -103,6 +112,9 @@ def _other_use(
             weight_reads[kind] = weights_read(ancestor)
         if reads(weight_reads[kind], tuple(names[depth:])):
             return f"{type(ancestor).__qualname__} reads its weight instead of calling it"
+        inside = ancestors[depth + 1 :]
+        if reads_unknown(weight_reads[kind]) and all(isinstance(m, _CONTAINERS) for m in inside):
+            return f"{type(ancestor).__qualname__} reads a weight that may be this one"
     return None
 
 
@@ -123,14 +135,15 @@ def _load_hooks(linear: nn.Linear) -> list[object]:
 def _held_aside(model: nn.Module) -> dict[int, str]:
     """Where layers stand beside the modules' own tables, by layer: there the old one would stay."""
     found = {}
+    by_weight = {id(m.weight): m for m in model.modules() if isinstance(m, nn.Linear)}
     for module in model.modules():
         for name, value in vars(module).items():
-            if name == "_modules":
+            if name in ("_modules", "_parameters", "_buffers"):
                 continue
-            items = list(value.values()) if type(value) is dict else value
-            for item in items if type(items) in (list, tuple, set) else [items]:
-                if isinstance(item, nn.Linear):
-                    found[id(item)] = f"{type(module).__qualname__} holds it in {name} too"
+            for item in held_in(value):
+                layer = item if isinstance(item, nn.Linear) else by_weight.get(id(item))
+                if layer is not None:
+                    found[id(layer)] = f"{type(module).__qualname__} holds it in {name} too"
     return found
 
 

@@ -26,8 +26,8 @@ def weights_read(module: nn.Module) -> set[Path]:
     names, seen = ["__call__", "forward"], {"__call__", "forward"}
     while names:
         name = names.pop()
-        for code in (code for place in places for code in _codes(place.get(name))):
-            found |= _read_by(code)
+        for code, own in (pair for place in places for pair in _codes(place.get(name))):
+            found |= _read_by(code, own)
             named = set(code.co_names) - seen
             seen |= named
             names += named
@@ -44,6 +44,11 @@ def reads(paths: set[Path], parts: Path) -> bool:
     return any(_fits(path, parts) for path in paths)
 
 
+def reads_unknown(paths: set[Path]) -> bool:
+    """Whether the weight of something is read of which no path says what it is."""
+    return (_ANY,) in paths
+
+
 def _fits(path: Path, parts: Path) -> bool:
     if path[0] == _ANY:
         path = path[1:]
@@ -55,24 +60,37 @@ def _fits(path: Path, parts: Path) -> bool:
     )
 
 
-def _codes(member: Any) -> Iterator[CodeType]:
-    """The code of a method, property or static method, of what it wraps and defines."""
-    waiting = [member.fget, member.fset] if isinstance(member, property) else [member]
+def _codes(member: Any) -> Iterator[tuple[CodeType, bool]]:
+    """The code of a method or property, of what it wraps, defines and calls by a global name.
+
+    With each, whether its first parameter is the module.
+    """
+    waiting = [(member, not isinstance(member, staticmethod))]
+    if isinstance(member, property):
+        waiting = [(member.fget, True), (member.fset, True)]
     seen: set[int] = set()
     while waiting:
-        held = waiting.pop()
+        held, own = waiting.pop()
         if id(held) in seen:
             continue
         seen.add(id(held))
         if isinstance(held, CodeType):
-            yield held
-            waiting += held.co_consts
+            yield held, own
+            waiting += [(one, False) for one in held.co_consts]
             continue
-        waiting += [getattr(held, "__func__", None), getattr(held, "__wrapped__", None)]
+        waiting += [(getattr(held, name, None), own) for name in ("__func__", "__wrapped__")]
         if isinstance(held, FunctionType):
-            waiting.append(held.__code__)
+            waiting.append((held.__code__, own))
             # What a decorator without functools.wraps calls.
-            waiting += [cell.cell_contents for cell in held.__closure__ or () if _is_function(cell)]
+            cells = held.__closure__ or ()
+            waiting += [(cell.cell_contents, own) for cell in cells if _is_function(cell)]
+            called = (held.__globals__.get(name) for name in held.__code__.co_names)
+            waiting += [(one, False) for one in called if _is_of_the_model(one)]
+
+
+def _is_of_the_model(value: Any) -> bool:
+    # PyTorch's own functions take weights, not layers.
+    return isinstance(value, FunctionType) and value.__module__.partition(".")[0] != "torch"
 
 
 def _is_function(cell: CellType) -> bool:
@@ -89,35 +107,48 @@ _NO_VALUE = {
 }
 
 
-def _read_by(code: CodeType) -> set[Path]:
+def _read_by(code: CodeType, own: bool) -> set[Path]:
     """Follow attributes and constant indices from names, instruction by instruction."""
     found: set[Path] = set()
-    aliases: dict[Any, Path] = {code.co_varnames[0]: ()} if code.co_argcount else {}
-    path: Path = (_ANY,)
-    constant = ""
+    aliases: dict[Any, Path] = {code.co_varnames[0]: ()} if own and code.co_argcount else {}
+    unknown: Path = (_ANY,)
+    path = unknown
+    constant: str | None = None
+    is_swapped = False
     for instruction in dis.get_instructions(code):
         name, value = instruction.opname, instruction.argval
+        if instruction.is_jump_target and name != "FOR_ITER":
+            path = unknown  # of two ways that lead here, this is one
         if name in _NO_VALUE:
+            is_swapped |= name == "SWAP"
             continue
+        index, constant = constant, None
+        if name.startswith("STORE_FAST"):
+            names = value if isinstance(value, tuple) else (value,)
+            loads = name.endswith("LOAD_FAST")
+            # The top alone is known, and not which it is once it was swapped.
+            for stored in names[:1] if loads else names:
+                aliases[stored] = unknown if is_swapped else path
+                path = unknown
+            if loads:
+                path = aliases.get(names[-1], unknown)
+            continue
+        is_swapped = False
         if name.startswith("LOAD_FAST") or name in ("LOAD_DEREF", "LOAD_NAME"):
             last = value[-1] if isinstance(value, tuple) else value
-            path = aliases.get(last, (_ANY,))
+            path = aliases.get(last, unknown)
         elif name in ("LOAD_ATTR", "LOAD_METHOD"):
             if value == "weight" and path:
                 found.add(path)
-            path = (*path, value)
+            if value != "_modules":  # its keys are the attributes
+                path = (*path, value)
         elif name in ("LOAD_CONST", "LOAD_SMALL_INT"):
             constant = str(value)
         elif name == "BINARY_SUBSCR" or (name == "BINARY_OP" and instruction.argrepr == "[]"):
             # An index from the end can be any.
-            path = (*path, _ANY if constant.startswith("-") else constant)
+            path = unknown if index is None else (*path, _ANY if index[0] == "-" else index)
         elif name == "FOR_ITER":
-            path = (*path, _ANY) if path != (_ANY,) else path
-        elif name == "STORE_FAST":
-            aliases[value] = path
-        elif name == "STORE_FAST_LOAD_FAST":
-            aliases[value[0]] = path
-            path = aliases.get(value[1], (_ANY,))
+            path = (*path, _ANY) if path not in (unknown, ()) else unknown
         else:
-            path = (_ANY,)
+            path = unknown
     return found

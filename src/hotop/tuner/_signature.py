@@ -48,17 +48,36 @@ def names(what: str, given: Iterable[str]) -> tuple[str, ...]:
     return tuple(given)
 
 
-def problem(function: Callable[..., Any], parameters: Sequence[Parameter]) -> str | None:
+def problem(
+    function: Callable[..., Any], parameters: Sequence[Parameter], usual: Callable[..., Any]
+) -> str | None:
     """Return why some calls of these parameters would not reach a tactic as they are meant.
 
     A call by keyword, or without a parameter that has a default, has the key of the same call with
-    all values in place. What has no signature (a C++ function) is believed.
+    all values in place. What has no signature (a C++ function) is believed. ``usual``: the function
+    that is tuned.
     """
     try:
         given = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
         return None
     kinds = inspect.Parameter
+    known = {parameter.name for parameter in parameters}
+    # What no call passes and what has a default, as functools.partial leaves it.
+    given = [
+        one
+        for one in given
+        if one.kind is not kinds.KEYWORD_ONLY or one.name in known or one.default is kinds.empty
+    ]
+    # By keyword or by position alone: as the function has it.
+    own_kinds = {name: one.kind for name, one in inspect.signature(usual).parameters.items()}
+    given = [
+        one.replace(kind=kinds.POSITIONAL_OR_KEYWORD)
+        if one.kind in (kinds.KEYWORD_ONLY, kinds.POSITIONAL_ONLY)
+        and own_kinds.get(one.name) is one.kind
+        else one
+        for one in given
+    ]
     takes_any = {kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD} <= {one.kind for one in given}
     plain = [one for one in given if one.kind is kinds.POSITIONAL_OR_KEYWORD]
     others = {one.kind for one in given} - {

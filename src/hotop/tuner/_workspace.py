@@ -36,7 +36,7 @@ def aligned_bytes(size: int, begin: int, device: torch.device) -> torch.Tensor:
     made = torch.empty(size + 2 * _GUARD + _ALIGNMENT, dtype=torch.uint8, device=device)
     # Memory that came by DLPack cannot be resized: what a function thinks the size of its
     # argument's storage is would be too small for one that begins behind a guard.
-    room = torch.from_dlpack(made)
+    room: torch.Tensor = torch.from_dlpack(made)  # type: ignore[attr-defined]
     return room.narrow(0, _GUARD + (begin - room.data_ptr() - _GUARD) % _ALIGNMENT, size)
 
 
