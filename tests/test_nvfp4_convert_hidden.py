@@ -137,3 +137,14 @@ def test_forward_mode_is_refused_in_words():
     x = torch.randn(2, 16)
     with pytest.raises(RuntimeError, match="no derivative for forward mode"):
         torch.func.jvp(layer, (x,), (x,))
+
+
+@pytest.mark.parametrize("name", ["weight_scale", "input_scale", "alpha"])
+def test_attributes_with_the_name_of_a_buffer(name):
+    model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16))
+    setattr(model[0], name, torch.tensor(4.0))
+    found = convert(model)
+    assert found.left["0"] == f"its attribute {name} has the name of one of NVFP4Linear's buffers"
+    assert list(found.converted) == ["1"]
+    x = torch.randn(2, 16)
+    assert torch.equal(torch.fx.symbolic_trace(model)(x), model(x))

@@ -88,6 +88,9 @@ def _not_like_linear(linear: nn.Linear) -> str | None:
         return "it has a forward of its own"
     if linear._compiled_call_impl is not None:
         return "it is compiled by its method compile"
+    taken = sorted(vars(linear).keys() & {"weight_scale", "input_scale", "alpha"})
+    if taken:
+        return f"its attribute {taken[0]} has the name of one of NVFP4Linear's buffers"
     others = [
         *(name for name in linear._parameters if name not in ("weight", "bias")),
         *linear._buffers,
