@@ -1,11 +1,11 @@
 """The first call of an accelerated operator makes its plan, and is then made as every later one."""
 
-import re
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,8 +22,8 @@ pytestmark = pytest.mark.usefixtures("nothing_stays")
 
 A = torch.ops.aten
 NUMBERS = count()
-# hotop's own file, whole or as the profiler shortens it; a clone's folder may have that name too.
-OWN = re.compile(r"(^|[/ ]src/|site-packages/)hotop/(?!tests/)[\w/]+\.py")
+# A clone's folder may have that name too.
+PACKAGE = str(Path(hotop.__file__).parent)
 
 
 @pytest.fixture
@@ -146,7 +146,7 @@ def test_a_kernel_finds_the_frames_of_a_later_call(fresh: tuple[Ops, Any], grad:
     for _ in range(3):
         the_call()
     assert ops.frames[0] == ops.frames[1] == ops.frames[2]
-    assert not any(OWN.search(frame) for frame in ops.frames[0])
+    assert not any("hotop" in frame and "tests" not in frame for frame in ops.frames[0])
 
 
 def test_tracebacks(fresh: tuple[Ops, Any]) -> None:
@@ -162,7 +162,7 @@ def test_tracebacks(fresh: tuple[Ops, Any]) -> None:
         frames = traceback.extract_tb(error.__traceback__)[1:]
         found.append([(frame.filename, frame.name) for frame in frames])
     assert found[0] == found[1]
-    assert not any(OWN.search(filename) for filename, _ in found[0])
+    assert not any(filename.startswith(PACKAGE) for filename, _ in found[0])
 
 
 def test_profiles_with_stack(fresh: tuple[Ops, Any]) -> None:
@@ -181,7 +181,7 @@ def test_profiles_with_stack(fresh: tuple[Ops, Any]) -> None:
     for event in events:
         walk(event, [])
     assert above
-    assert not any(OWN.search(name) for p in above for name in p)
+    assert not any("hotop" in name and "test_first_call" not in name for p in above for name in p)
 
 
 def test_the_first_call_counts_and_takes_its_road(library: torch.library.Library) -> None:
