@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,30 +61,23 @@ def problem(
         given = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
         return None
-    kinds = inspect.Parameter
-    known = {parameter.name for parameter in parameters}
-    # What no call passes and what has a default, as functools.partial leaves it.
-    given = [
-        one
-        for one in given
-        if one.kind is not kinds.KEYWORD_ONLY or one.name in known or one.default is kinds.empty
-    ]
     # By keyword or by position alone: as the function has it.
     own_kinds = {name: one.kind for name, one in inspect.signature(usual).parameters.items()}
-    given = [
-        one.replace(kind=kinds.POSITIONAL_OR_KEYWORD)
-        if one.kind in (kinds.KEYWORD_ONLY, kinds.POSITIONAL_ONLY)
-        and own_kinds.get(one.name) is one.kind
-        else one
+    plain = [
+        one
         for one in given
+        if one.kind is one.POSITIONAL_OR_KEYWORD or one.kind is own_kinds.get(one.name)
     ]
-    takes_any = {kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD} <= {one.kind for one in given}
-    plain = [one for one in given if one.kind is kinds.POSITIONAL_OR_KEYWORD]
-    others = {one.kind for one in given} - {
-        kinds.POSITIONAL_OR_KEYWORD,
-        kinds.VAR_POSITIONAL,
-        kinds.VAR_KEYWORD,
+    stars = {one.kind for one in given} & {
+        inspect.Parameter.VAR_POSITIONAL,
+        inspect.Parameter.VAR_KEYWORD,
     }
+    takes_any = len(stars) == 2
+    others = [
+        one
+        for one in given
+        if one not in plain and one.kind not in stars and not _is_spare(one, own_kinds)
+    ]
     wanted = [parameter.name for parameter in parameters]
     have = [one.name for one in plain]
     if others or have != wanted[: len(have)] or (len(have) < len(wanted) and not takes_any):
@@ -93,6 +86,12 @@ def problem(
         if not parameter.required and not _is_default(one.default, parameter.default):
             return f"must have the default {parameter.default!r} for {one.name}"
     return None
+
+
+def _is_spare(parameter: inspect.Parameter, own: Container[str]) -> bool:
+    """Return whether no call passes it and it has a default, as functools.partial leaves it."""
+    is_by_keyword = parameter.kind is parameter.KEYWORD_ONLY and parameter.name not in own
+    return is_by_keyword and parameter.default is not parameter.empty
 
 
 def _shown(function: Callable[..., Any]) -> str:

@@ -116,8 +116,7 @@ class Tunable(_Base):  # type: ignore[misc]
             raise TypeError(f"{self.name}: a tactic's name must be a str, got {name!r}")
         if name in self.tactics:
             raise ValueError(f"{self.name} already has a tactic {name!r}")
-        usual = next(iter(self.tactics.values()), tactic).function
-        problem = _signature.problem(tactic.function, self._parameters, usual)
+        problem = _signature.problem(tactic.function, self._parameters, self.__wrapped__)
         if problem is not None:
             raise ValueError(f"{self.name}: tactic {name!r} {problem}")
         # In this order: the core then forgets what a text allowed before.
