@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils import parametrizations
 
 from hotop.nvfp4 import NVFP4Linear, convert
 
@@ -148,3 +149,26 @@ def test_attributes_with_the_name_of_a_buffer(name):
     assert list(found.converted) == ["1"]
     x = torch.randn(2, 16)
     assert torch.equal(torch.fx.symbolic_trace(model)(x), model(x))
+
+
+def test_looking_at_a_model_computes_no_parametrization():
+    """Spectral norm advances its vectors whenever a weight is computed in training."""
+    model = nn.Sequential(parametrizations.spectral_norm(nn.Linear(16, 16)), nn.Linear(16, 16))
+    before = {name: tensor.clone() for name, tensor in model[0].state_dict().items()}
+    assert list(convert(model).converted) == ["1"]
+    assert all(torch.equal(before[name], now) for name, now in model[0].state_dict().items())
+
+
+def test_a_layer_without_a_weight_and_a_function_without_a_module():
+    model = Held()
+    del model.k.weight
+    made = {}
+    exec("def nameless(x, layer):\n    return x @ layer.weight", made)
+    made["nameless"].__module__ = None
+
+    def forward(self, x):
+        return nameless(x, self.q)  # noqa: F821
+
+    code = type(forward)(forward.__code__, {"nameless": made["nameless"]})
+    model.__class__ = type("Model", (Held,), {"forward": code})
+    assert {"k", "q"} <= convert(model).left.keys()

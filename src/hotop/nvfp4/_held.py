@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import types
 import weakref
@@ -41,15 +42,13 @@ def _parts(held: Any) -> list[Any]:
     if isinstance(held, types.MethodType):
         return [held.__self__, held.__func__]
     if isinstance(held, types.FunctionType):
-        cells = [cell for cell in held.__closure__ or () if _is_filled(cell)]
-        return [*(cell.cell_contents for cell in cells), *(held.__defaults__ or ())]
+        return [*closed_over(held), *(held.__defaults__ or ())]
     fields = getattr(held, "__dict__", None)
     return list(fields.values()) if isinstance(fields, dict) else []
 
 
-def _is_filled(cell: types.CellType) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018
-    except ValueError:
-        return False
-    return True
+def closed_over(function: types.FunctionType) -> Iterator[Any]:
+    """Return what a function's closure holds, without cells that are empty yet."""
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):
+            yield cell.cell_contents

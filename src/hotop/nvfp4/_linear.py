@@ -23,7 +23,7 @@ _MOST_SCALE = 2.0**118
 _LEAST_SCALE = 2.0**-117
 _LEAST_NORMAL = 2.0**-126
 # The buffers' dtypes, in a checkpoint and through every conversion of a model.
-_DTYPES = {
+BUFFER_DTYPES = {
     "weight": torch.uint8,
     "weight_scale": torch.uint8,
     "input_scale": torch.float32,
@@ -245,7 +245,7 @@ class NVFP4Linear(nn.Module):
         )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> NVFP4Linear:
-        own = {id(self._buffers.get(name)) for name in _DTYPES}
+        own = {id(self._buffers.get(name)) for name in BUFFER_DTYPES}
 
         def keep_dtype(tensor: Tensor) -> Tensor:
             moved = fn(tensor)
@@ -267,7 +267,7 @@ class NVFP4Linear(nn.Module):
     ) -> None:
         wrong = [
             f"{prefix}{name} must be {dtype}, got {found.dtype}"
-            for name, dtype in _DTYPES.items()
+            for name, dtype in BUFFER_DTYPES.items()
             if isinstance(found := state_dict.get(prefix + name), Tensor) and found.dtype != dtype
         ]
         if wrong:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 
 from hotop.nvfp4._held import held_in
-from hotop.nvfp4._linear import weight_problem
+from hotop.nvfp4._linear import BUFFER_DTYPES, weight_problem
 from hotop.nvfp4._weight_reads import (
     Path,
     has_own_functions,
@@ -88,7 +88,7 @@ def _not_like_linear(linear: nn.Linear) -> str | None:
         return "it has a forward of its own"
     if linear._compiled_call_impl is not None:
         return "it is compiled by its method compile"
-    taken = sorted(vars(linear).keys() & {"weight_scale", "input_scale", "alpha"})
+    taken = sorted(vars(linear).keys() & (BUFFER_DTYPES.keys() - {"weight"}))
     if taken:
         return f"its attribute {taken[0]} has the name of one of NVFP4Linear's buffers"
     others = [
@@ -138,7 +138,9 @@ def _load_hooks(linear: nn.Linear) -> list[object]:
 def _held_aside(model: nn.Module) -> dict[int, str]:
     """Where layers stand beside the modules' own tables, by layer: there the old one would stay."""
     found = {}
-    by_weight = {id(m.weight): m for m in model.modules() if isinstance(m, nn.Linear)}
+    linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    # Not by attribute: that computes a parametrization, and there may be none.
+    by_weight = {id(linear._parameters.get("weight")): linear for linear in linears}
     for module in model.modules():
         for name, value in vars(module).items():
             if name in ("_modules", "_parameters", "_buffers"):

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import dis
 from collections.abc import Iterator
-from types import CellType, CodeType, FunctionType, MethodType
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 from torch import nn
+
+from hotop.nvfp4._held import closed_over
 
 # From `self`, or from something unknown: ("*", "linear1"). Behind the first part "*" is any index.
 Path = tuple[str, ...]
@@ -82,22 +84,15 @@ def _codes(member: Any) -> Iterator[tuple[CodeType, bool]]:
         if isinstance(held, FunctionType):
             waiting.append((held.__code__, own))
             # What a decorator without functools.wraps calls.
-            cells = held.__closure__ or ()
-            waiting += [(cell.cell_contents, own) for cell in cells if _is_function(cell)]
+            inner = (FunctionType, MethodType)
+            waiting += [(one, own) for one in closed_over(held) if isinstance(one, inner)]
             called = (held.__globals__.get(name) for name in held.__code__.co_names)
             waiting += [(one, False) for one in called if _is_of_the_model(one)]
 
 
 def _is_of_the_model(value: Any) -> bool:
     # PyTorch's own functions take weights, not layers.
-    return isinstance(value, FunctionType) and value.__module__.partition(".")[0] != "torch"
-
-
-def _is_function(cell: CellType) -> bool:
-    try:
-        return isinstance(cell.cell_contents, FunctionType | MethodType)
-    except ValueError:  # empty
-        return False
+    return isinstance(value, FunctionType) and f"{value.__module__}.".partition(".")[0] != "torch"
 
 
 # Instructions that leave the value at hand, those around an inlined comprehension too.
